@@ -1,0 +1,65 @@
+/** What the HTTP routes can ask of an agent. The routes know nothing else of it. */
+import type { Condition, Offer, OfferedPack, ReplicaStatus, SourceStatus, SyncRequest, Target, VolumeName } from '../core/parts.ts';
+import type { Generation } from '../core/generation.ts';
+import type { VolumePolicy } from '../core/policy.ts';
+
+export interface WatchStart extends VolumeName {
+  epoch: number | null;
+  /** how replicas reach this agent; null: its own addresses */
+  sourceUrl: string | null;
+  sourceWebdavUrl: string | null;
+  targets: Target[];
+  policy: VolumePolicy;
+}
+
+export type VolumeStatus = SourceStatus | ReplicaStatus;
+
+export interface Beat {
+  node: string;
+  volumes: (VolumeName & { epoch: number; generation: string | null; complete: boolean; echo: number | null })[];
+}
+export interface BeatReply {
+  node: string;
+  /** this node's boot clock, ms */
+  clock: number;
+  volumes: (VolumeName & { epoch: number; generation: string | null; state: string })[];
+}
+
+export interface FullSyncRun {
+  id: string;
+  state: 'running' | 'done' | 'failed';
+  error?: string;
+  generation?: string;
+}
+
+export interface Backup {
+  stamp: string;
+  bytes: number;
+  entries: number;
+}
+
+export interface AgentApi {
+  watchStart(request: WatchStart): Promise<SourceStatus>;
+  watchStop(name: VolumeName, epoch: number | null): Promise<SourceStatus>;
+  watchStatus(name: VolumeName | null): SourceStatus[];
+  syncBatch(request: SyncRequest): Promise<{ state: string; generation: string | null }>;
+  fullSync(request: SyncRequest): Promise<{ id: string; started: boolean; reason?: string }>;
+  fullSyncStatus(id: string): FullSyncRun | null;
+  createTransfer(request: VolumeName & { epoch: number; node: string; have: Generation | null; full: boolean }): Promise<Offer>;
+  transferNeeds(id: string, principal: Principal, ordinals: Uint32Array): Promise<OfferedPack[]>;
+  dropTransfer(id: string, principal: Principal): Promise<void>;
+  confirm(request: VolumeName & { epoch: number; node: string; generation: Generation; state: string; problems: Condition[] }): Promise<void>;
+  beat(request: Beat): BeatReply;
+  prepare(request: VolumeName & { epoch: number | null; confirm: number | 'all'; timeoutMs: number }): Promise<{ generation: string; quiescent: boolean; confirmed: string[] }>;
+  force(name: VolumeName, epoch: number | null, condition: string): Promise<VolumeStatus>;
+  volumes(): VolumeStatus[];
+  volume(name: VolumeName): VolumeStatus;
+  backups(name: VolumeName): Promise<Backup[]>;
+  removeBackup(name: VolumeName, stamp: string): Promise<void>;
+  readiness(): Promise<{ ready: boolean; reasons: string[] }>;
+  metrics(): Promise<string>;
+}
+
+/** Who asks: another agent or the controller (the token), or a replica with a grant for one volume. */
+export type Principal = { kind: 'agent' } | { kind: 'grant'; namespace: string; volume: string; epoch: number; node: string };
+export type Authenticate = (authorization: string | undefined) => Principal | null;
