@@ -1,6 +1,16 @@
 /** What the HTTP routes can ask of an agent. The routes know nothing else of it. */
-import type { Condition, Offer, OfferedPack, ReplicaStatus, SourceStatus, SyncRequest, Target, VolumeName } from '../core/parts.ts';
+
 import type { Generation } from '../core/generation.ts';
+import type {
+  Condition,
+  Offer,
+  OfferedPack,
+  ReplicaStatus,
+  SourceStatus,
+  SyncRequest,
+  Target,
+  VolumeName,
+} from '../core/parts.ts';
 import type { VolumePolicy } from '../core/policy.ts';
 
 export interface WatchStart extends VolumeName {
@@ -16,7 +26,12 @@ export type VolumeStatus = SourceStatus | ReplicaStatus;
 
 export interface Beat {
   node: string;
-  volumes: (VolumeName & { epoch: number; generation: string | null; complete: boolean; echo: number | null })[];
+  volumes: (VolumeName & {
+    epoch: number;
+    generation: string | null;
+    complete: boolean;
+    echo: number | null;
+  })[];
 }
 export interface BeatReply {
   node: string;
@@ -45,12 +60,24 @@ export interface AgentApi {
   syncBatch(request: SyncRequest): Promise<{ state: string; generation: string | null }>;
   fullSync(request: SyncRequest): Promise<{ id: string; started: boolean; reason?: string }>;
   fullSyncStatus(id: string): FullSyncRun | null;
-  createTransfer(request: VolumeName & { epoch: number; node: string; have: Generation | null; full: boolean }): Promise<Offer>;
+  createTransfer(
+    request: VolumeName & { epoch: number; node: string; have: Generation | null; full: boolean },
+  ): Promise<Offer>;
   transferNeeds(id: string, principal: Principal, ordinals: Uint32Array): Promise<OfferedPack[]>;
   dropTransfer(id: string, principal: Principal): Promise<void>;
-  confirm(request: VolumeName & { epoch: number; node: string; generation: Generation; state: string; problems: Condition[] }): Promise<void>;
+  confirm(
+    request: VolumeName & {
+      epoch: number;
+      node: string;
+      generation: Generation;
+      state: string;
+      problems: Condition[];
+    },
+  ): Promise<void>;
   beat(request: Beat): BeatReply;
-  prepare(request: VolumeName & { epoch: number | null; confirm: number | 'all'; timeoutMs: number }): Promise<{ generation: string; quiescent: boolean; confirmed: string[] }>;
+  prepare(
+    request: VolumeName & { epoch: number | null; confirm: number | 'all'; timeoutMs: number },
+  ): Promise<{ generation: string; quiescent: boolean; confirmed: string[] }>;
   force(name: VolumeName, epoch: number | null, condition: string): Promise<VolumeStatus>;
   volumes(): VolumeStatus[];
   volume(name: VolumeName): VolumeStatus;
@@ -61,5 +88,7 @@ export interface AgentApi {
 }
 
 /** Who asks: another agent or the controller (the token), or a replica with a grant for one volume. */
-export type Principal = { kind: 'agent' } | { kind: 'grant'; namespace: string; volume: string; epoch: number; node: string };
+export type Principal =
+  | { kind: 'agent' }
+  | { kind: 'grant'; namespace: string; volume: string; epoch: number; node: string };
 export type Authenticate = (authorization: string | undefined) => Principal | null;

@@ -40,20 +40,91 @@ export interface Option {
 
 /** Every flag with its environment variable. The table is what --help shows and what the parser reads. */
 export const OPTIONS: Option[] = [
-  { flag: 'node', value: 'NAME', env: 'SIMPLE_VOLUME_NODE', help: 'name of this node, as other agents know it' },
+  {
+    flag: 'node',
+    value: 'NAME',
+    env: 'SIMPLE_VOLUME_NODE',
+    help: 'name of this node, as other agents know it',
+  },
   { flag: 'pool-name', value: 'NAME', env: 'SIMPLE_VOLUME_POOL_NAME', help: 'name of the storage pool' },
-  { flag: 'pool-path', value: 'DIR', env: 'SIMPLE_VOLUME_POOL_PATH', help: 'directory of the pool; must exist' },
-  { flag: 'http', value: 'HOST:PORT', env: 'SIMPLE_VOLUME_HTTP', help: 'address of the HTTP API', fallback: '127.0.0.1:8080' },
-  { flag: 'webdav', value: 'HOST:PORT', env: 'SIMPLE_VOLUME_WEBDAV', help: 'address of the read-only WebDAV tree', fallback: '127.0.0.1:8081' },
-  { flag: 'token-file', value: 'FILE', env: 'SIMPLE_VOLUME_TOKEN_FILE', help: 'file with the bearer token (16 characters or more, not readable by others)' },
-  { flag: 'allow-non-empty-pool', value: null, env: 'SIMPLE_VOLUME_ALLOW_NON_EMPTY_POOL', help: 'adopt a pool directory that is not empty and has no marker' },
-  { flag: 'expect-pool-id', value: 'UUID', env: 'SIMPLE_VOLUME_EXPECT_POOL_ID', help: 'use the pool only if its marker has this id' },
-  { flag: 'advertise', value: 'URL', env: 'SIMPLE_VOLUME_ADVERTISE', help: 'URL of the HTTP API as other nodes reach it' },
-  { flag: 'advertise-webdav', value: 'URL', env: 'SIMPLE_VOLUME_ADVERTISE_WEBDAV', help: 'URL of the WebDAV tree as other nodes reach it' },
-  { flag: 'browse-auth', value: 'on|off', env: 'SIMPLE_VOLUME_BROWSE_AUTH', help: 'ask for the token on /browse', fallback: 'on' },
-  { flag: 'beat', value: 'DURATION', env: 'SIMPLE_VOLUME_BEAT', help: 'interval of the freshness beat', fallback: '1s' },
-  { flag: 'audit', value: 'DURATION', env: 'SIMPLE_VOLUME_AUDIT', help: 'interval of the full comparison of each watched volume with its index', fallback: '15m' },
-  { flag: 'log-level', value: LOG_LEVELS.join('|'), env: 'SIMPLE_VOLUME_LOG_LEVEL', help: 'how much is logged', fallback: 'info' },
+  {
+    flag: 'pool-path',
+    value: 'DIR',
+    env: 'SIMPLE_VOLUME_POOL_PATH',
+    help: 'directory of the pool; must exist',
+  },
+  {
+    flag: 'http',
+    value: 'HOST:PORT',
+    env: 'SIMPLE_VOLUME_HTTP',
+    help: 'address of the HTTP API',
+    fallback: '127.0.0.1:8080',
+  },
+  {
+    flag: 'webdav',
+    value: 'HOST:PORT',
+    env: 'SIMPLE_VOLUME_WEBDAV',
+    help: 'address of the read-only WebDAV tree',
+    fallback: '127.0.0.1:8081',
+  },
+  {
+    flag: 'token-file',
+    value: 'FILE',
+    env: 'SIMPLE_VOLUME_TOKEN_FILE',
+    help: 'file with the bearer token (16 characters or more, not readable by others)',
+  },
+  {
+    flag: 'allow-non-empty-pool',
+    value: null,
+    env: 'SIMPLE_VOLUME_ALLOW_NON_EMPTY_POOL',
+    help: 'adopt a pool directory that is not empty and has no marker',
+  },
+  {
+    flag: 'expect-pool-id',
+    value: 'UUID',
+    env: 'SIMPLE_VOLUME_EXPECT_POOL_ID',
+    help: 'use the pool only if its marker has this id',
+  },
+  {
+    flag: 'advertise',
+    value: 'URL',
+    env: 'SIMPLE_VOLUME_ADVERTISE',
+    help: 'URL of the HTTP API as other nodes reach it',
+  },
+  {
+    flag: 'advertise-webdav',
+    value: 'URL',
+    env: 'SIMPLE_VOLUME_ADVERTISE_WEBDAV',
+    help: 'URL of the WebDAV tree as other nodes reach it',
+  },
+  {
+    flag: 'browse-auth',
+    value: 'on|off',
+    env: 'SIMPLE_VOLUME_BROWSE_AUTH',
+    help: 'ask for the token on /browse',
+    fallback: 'on',
+  },
+  {
+    flag: 'beat',
+    value: 'DURATION',
+    env: 'SIMPLE_VOLUME_BEAT',
+    help: 'interval of the freshness beat',
+    fallback: '1s',
+  },
+  {
+    flag: 'audit',
+    value: 'DURATION',
+    env: 'SIMPLE_VOLUME_AUDIT',
+    help: 'interval of the full comparison of each watched volume with its index',
+    fallback: '15m',
+  },
+  {
+    flag: 'log-level',
+    value: LOG_LEVELS.join('|'),
+    env: 'SIMPLE_VOLUME_LOG_LEVEL',
+    help: 'how much is logged',
+    fallback: 'info',
+  },
 ];
 
 const bad = (flag: string, text: string): never => {
@@ -65,17 +136,25 @@ export function parseAddress(text: string, flag: string): Address {
   const m = /^(?:\[([0-9a-fA-F:.%a-z0-9]+)\]|([^:[\]/\s]+)):(\d{1,5})$/.exec(text);
   const port = Number(m?.[3]);
   if (!m || port > 65535 || (m[1] !== undefined && isIP(m[1].split('%')[0] as string) !== 6))
-    return bad(flag, `must be HOST:PORT with a port from 0 to 65535, an IPv6 host in brackets ([::1]:8080); got ${JSON.stringify(text)}`);
+    return bad(
+      flag,
+      `must be HOST:PORT with a port from 0 to 65535, an IPv6 host in brackets ([::1]:8080); got ${JSON.stringify(text)}`,
+    );
   return { host: m[1] ?? (m[2] as string), port };
 }
 
-export const addressUrl = (a: Address): string => `http://${isIP(a.host) === 6 ? `[${a.host}]` : a.host}:${a.port}`;
+export const addressUrl = (a: Address): string =>
+  `http://${isIP(a.host) === 6 ? `[${a.host}]` : a.host}:${a.port}`;
 
 /** An http(s) URL without credentials, query or fragment; the trailing slash is dropped. */
 export function parseUrl(text: string, field: string): string {
   const url = URL.parse(text);
   if (!url || !/^https?:$/.test(url.protocol) || url.username || url.password || url.search || url.hash)
-    throw new SimpleVolumeError('FIELD_INVALID', `${field} must be an http or https URL without user, password, query or fragment`, { field });
+    throw new SimpleVolumeError(
+      'FIELD_INVALID',
+      `${field} must be an http or https URL without user, password, query or fragment`,
+      { field },
+    );
   return url.href.replace(/\/+$/, '');
 }
 
@@ -89,32 +168,42 @@ export function readToken(file: string, flag = 'token-file'): string {
     if (error instanceof SimpleVolumeError) throw error;
     return bad(flag, `${file} cannot be read: ${(error as NodeJS.ErrnoException).code ?? error}`);
   }
-  if (text.length < 16) bad(flag, `${file} must hold a token of at least 16 characters, it holds ${text.length}`);
+  if (text.length < 16)
+    bad(flag, `${file} must hold a token of at least 16 characters, it holds ${text.length}`);
   if (!/^[\x21-\x7e]+$/.test(text)) bad(flag, `${file} must hold one line of printable ASCII without blanks`);
   return text;
 }
 
 /** Plain values (flag name without dashes -> text or true) to a checked configuration. Flags beat the environment. */
-export function parseConfig(flags: Record<string, string | boolean | undefined>, env: NodeJS.ProcessEnv): AgentConfig {
+export function parseConfig(
+  flags: Record<string, string | boolean | undefined>,
+  env: NodeJS.ProcessEnv,
+): AgentConfig {
   const get = (flag: string): string | null => {
     const option = OPTIONS.find((o) => o.flag === flag) as Option;
     const value = flags[flag] ?? env[option.env] ?? option.fallback;
     return value === undefined || value === '' || typeof value === 'boolean' ? null : value;
   };
-  const need = (flag: string): string => get(flag) ?? bad(flag, `is required (or ${OPTIONS.find((o) => o.flag === flag)?.env} in the environment)`);
+  const need = (flag: string): string =>
+    get(flag) ??
+    bad(flag, `is required (or ${OPTIONS.find((o) => o.flag === flag)?.env} in the environment)`);
   const yes = (flag: string): boolean => {
     const option = OPTIONS.find((o) => o.flag === flag) as Option;
     const value = flags[flag] ?? env[option.env] ?? false;
     if (typeof value === 'boolean') return value;
     if (/^(1|true|yes|on)$/i.test(value)) return true;
-    return /^(0|false|no|off|)$/i.test(value) ? false : bad(flag, `must be true or false; got ${JSON.stringify(value)}`);
+    return /^(0|false|no|off|)$/i.test(value)
+      ? false
+      : bad(flag, `must be true or false; got ${JSON.stringify(value)}`);
   };
   const level = need('log-level');
-  if (!(LOG_LEVELS as readonly string[]).includes(level)) bad('log-level', `must be one of ${LOG_LEVELS.join(', ')}; got ${JSON.stringify(level)}`);
+  if (!(LOG_LEVELS as readonly string[]).includes(level))
+    bad('log-level', `must be one of ${LOG_LEVELS.join(', ')}; got ${JSON.stringify(level)}`);
   const browse = need('browse-auth');
   if (!/^(on|off)$/.test(browse)) bad('browse-auth', `must be on or off; got ${JSON.stringify(browse)}`);
   const expect = get('expect-pool-id');
-  if (expect && !/^[0-9a-f-]{36}$/.test(expect)) bad('expect-pool-id', `must be a UUID; got ${JSON.stringify(expect)}`);
+  if (expect && !/^[0-9a-f-]{36}$/.test(expect))
+    bad('expect-pool-id', `must be a UUID; got ${JSON.stringify(expect)}`);
   const advertise = get('advertise');
   const advertiseWebdav = get('advertise-webdav');
   return {

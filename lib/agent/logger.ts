@@ -15,7 +15,18 @@ export function createLogger(level: LogLevel, node: string): Logger {
       base: { node },
       timestamp: pino.stdTimeFunctions.isoTime,
       formatters: { level: (label) => ({ level: label }) },
-      redact: { paths: ['token', 'grant', '*.token', '*.grant', '*.authorization', '*.*.token', 'headers.authorization'], censor: '(redacted)' },
+      redact: {
+        paths: [
+          'token',
+          'grant',
+          '*.token',
+          '*.grant',
+          '*.authorization',
+          '*.*.token',
+          'headers.authorization',
+        ],
+        censor: '(redacted)',
+      },
     },
     pino.destination({ fd: 1, sync: true }),
   ) as unknown as Logger;

@@ -20,27 +20,70 @@ export function createMetrics(version: string): AgentMetrics {
   const delay = monitorEventLoopDelay({ resolution: 100 });
   delay.enable();
   const registers = [registry];
-  const gauge = <T extends string>(name: string, help: string, labelNames: readonly T[]): Gauge<T> => new Gauge<T>({ name: `simple_volume_${name}`, help, labelNames: [...labelNames], registers });
+  const gauge = <T extends string>(name: string, help: string, labelNames: readonly T[]): Gauge<T> =>
+    new Gauge<T>({ name: `simple_volume_${name}`, help, labelNames: [...labelNames], registers });
   const V = ['namespace', 'volume'] as const;
   const info = gauge('build_info', 'Version of the agent', ['version'] as const);
   info.set({ version }, 1);
   const ready = gauge('agent_ready', '1 when the agent is ready (see /readyz)', [] as const);
-  const state = gauge('volume_state', '1 for the role and state that the volume is in on this node', [...V, 'role', 'state'] as const);
+  const state = gauge('volume_state', '1 for the role and state that the volume is in on this node', [
+    ...V,
+    'role',
+    'state',
+  ] as const);
   const epoch = gauge('volume_epoch', 'Highest epoch that this node has seen of the volume', V);
-  const generation = gauge('volume_generation_seq', 'Sequence number of the newest generation on this node', V);
+  const generation = gauge(
+    'volume_generation_seq',
+    'Sequence number of the newest generation on this node',
+    V,
+  );
   const entries = gauge('volume_entries', 'Entries of the newest generation', V);
   const bytes = gauge('volume_bytes', 'Bytes of the newest generation', V);
   const pending = gauge('source_pending_changes', 'Changed paths that no generation holds yet', V);
-  const pendingAge = gauge('source_oldest_pending_seconds', 'Age of the oldest change that no generation holds yet', V);
+  const pendingAge = gauge(
+    'source_oldest_pending_seconds',
+    'Age of the oldest change that no generation holds yet',
+    V,
+  );
   const directories = gauge('source_watched_directories', 'Directories with a watch', V);
-  const unwatched = gauge('source_unwatched_directories', 'Directories without a watch, compared from time to time', V);
+  const unwatched = gauge(
+    'source_unwatched_directories',
+    'Directories without a watch, compared from time to time',
+    V,
+  );
   const overflows = gauge('source_watch_overflows', 'Overflows of the kernel queue so far', V);
-  const confirmed = gauge('source_target_confirmed_seq', 'Sequence number that a target has confirmed', [...V, 'target'] as const);
-  const fresh = gauge('replica_fresh_age_seconds', 'Time since the replica was last known complete; absent when never', V);
+  const confirmed = gauge('source_target_confirmed_seq', 'Sequence number that a target has confirmed', [
+    ...V,
+    'target',
+  ] as const);
+  const fresh = gauge(
+    'replica_fresh_age_seconds',
+    'Time since the replica was last known complete; absent when never',
+    V,
+  );
   const condition = gauge('volume_condition', '1 for each condition of the volume', [...V, 'type'] as const);
-  const lag = gauge('event_loop_delay_p99_seconds', '99th percentile of the event loop delay since the last scrape', [] as const);
-  const perScrape = [state, epoch, generation, entries, bytes, pending, pendingAge, directories, unwatched, overflows, confirmed, fresh, condition];
-  const counter = <T extends string>(name: string, help: string, labelNames: readonly T[]): Counter<T> => new Counter<T>({ name: `simple_volume_${name}`, help, labelNames: [...labelNames], registers });
+  const lag = gauge(
+    'event_loop_delay_p99_seconds',
+    '99th percentile of the event loop delay since the last scrape',
+    [] as const,
+  );
+  const perScrape = [
+    state,
+    epoch,
+    generation,
+    entries,
+    bytes,
+    pending,
+    pendingAge,
+    directories,
+    unwatched,
+    overflows,
+    confirmed,
+    fresh,
+    condition,
+  ];
+  const counter = <T extends string>(name: string, help: string, labelNames: readonly T[]): Counter<T> =>
+    new Counter<T>({ name: `simple_volume_${name}`, help, labelNames: [...labelNames], registers });
   return {
     registry,
     pulls: counter('pulls_total', 'Pulls by outcome', ['outcome'] as const),
@@ -66,7 +109,8 @@ export function createMetrics(version: string): AgentMetrics {
           directories.set(labels, v.watch.directories);
           unwatched.set(labels, v.watch.unwatched);
           overflows.set(labels, v.watch.overflows);
-          for (const t of v.targets) confirmed.set({ ...labels, target: t.node ?? t.url }, seqOf(t.confirmed));
+          for (const t of v.targets)
+            confirmed.set({ ...labels, target: t.node ?? t.url }, seqOf(t.confirmed));
         } else if (v.freshAgeMs !== null) fresh.set(labels, v.freshAgeMs / 1000);
       }
       return registry.metrics();

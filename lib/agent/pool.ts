@@ -4,7 +4,17 @@
  * (or that the operator said to adopt).
  */
 import { randomUUID } from 'node:crypto';
-import { closeSync, fsyncSync, mkdirSync, openSync, readdirSync, readFileSync, renameSync, statSync, writeSync } from 'node:fs';
+import {
+  closeSync,
+  fsyncSync,
+  mkdirSync,
+  openSync,
+  readdirSync,
+  readFileSync,
+  renameSync,
+  statSync,
+  writeSync,
+} from 'node:fs';
 import { rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
@@ -14,7 +24,12 @@ import type { VolumeName, VolumePaths } from '../core/parts.ts';
 
 export const MARKER = '.simple-volume-pool';
 const FORMAT = 1;
-const FOLDERS = { shadows: '.simple-volume-shadows', incoming: '.simple-volume-incoming', backups: '.simple-volume-backups', state: '.simple-volume-state' };
+const FOLDERS = {
+  shadows: '.simple-volume-shadows',
+  incoming: '.simple-volume-incoming',
+  backups: '.simple-volume-backups',
+  state: '.simple-volume-state',
+};
 
 export interface Marker {
   format: number;
@@ -31,7 +46,11 @@ export interface PoolOptions {
   expectId: string | null;
 }
 
-const refuse = (code: 'POOL_MISSING' | 'POOL_FOREIGN' | 'POOL_NOT_EMPTY', message: string, path: string): never => {
+const refuse = (
+  code: 'POOL_MISSING' | 'POOL_FOREIGN' | 'POOL_NOT_EMPTY',
+  message: string,
+  path: string,
+): never => {
   throw new SimpleVolumeError(code, message, { path });
 };
 
@@ -42,7 +61,11 @@ function readMarker(options: PoolOptions): Marker | null {
     text = readFileSync(file, 'utf8');
   } catch (error) {
     if ((error as NodeJS.ErrnoException).code === 'ENOENT') return null;
-    return refuse('POOL_MISSING', `the marker ${file} cannot be read: ${(error as NodeJS.ErrnoException).code}`, file);
+    return refuse(
+      'POOL_MISSING',
+      `the marker ${file} cannot be read: ${(error as NodeJS.ErrnoException).code}`,
+      file,
+    );
   }
   let marker: Marker;
   try {
@@ -53,10 +76,30 @@ function readMarker(options: PoolOptions): Marker | null {
   const { format, pool, id, node } = marker;
   if (typeof id !== 'string' || typeof pool !== 'string' || typeof node !== 'string')
     refuse('POOL_FOREIGN', `the marker ${file} lacks a field; expected format, pool, id and node`, file);
-  if (format !== FORMAT) refuse('POOL_FOREIGN', `the marker ${file} has format ${format}, this version reads format ${FORMAT}`, file);
-  if (pool !== options.name) refuse('POOL_FOREIGN', `${options.path} belongs to pool "${pool}", not to "${options.name}" (--pool-name)`, file);
-  if (node !== options.node) refuse('POOL_FOREIGN', `${options.path} belongs to node "${node}", not to "${options.node}" (--node)`, file);
-  if (options.expectId && id !== options.expectId) refuse('POOL_FOREIGN', `${options.path} is pool ${id}, expected ${options.expectId} (--expect-pool-id)`, file);
+  if (format !== FORMAT)
+    refuse(
+      'POOL_FOREIGN',
+      `the marker ${file} has format ${format}, this version reads format ${FORMAT}`,
+      file,
+    );
+  if (pool !== options.name)
+    refuse(
+      'POOL_FOREIGN',
+      `${options.path} belongs to pool "${pool}", not to "${options.name}" (--pool-name)`,
+      file,
+    );
+  if (node !== options.node)
+    refuse(
+      'POOL_FOREIGN',
+      `${options.path} belongs to node "${node}", not to "${options.node}" (--node)`,
+      file,
+    );
+  if (options.expectId && id !== options.expectId)
+    refuse(
+      'POOL_FOREIGN',
+      `${options.path} is pool ${id}, expected ${options.expectId} (--expect-pool-id)`,
+      file,
+    );
   return marker;
 }
 
@@ -106,25 +149,48 @@ export class Pool {
     try {
       stat = statSync(options.path);
     } catch (error) {
-      return refuse('POOL_MISSING', `the pool ${options.path} is not there (${(error as NodeJS.ErrnoException).code}); mount its disk or create the directory, it is never created by itself`, options.path);
+      return refuse(
+        'POOL_MISSING',
+        `the pool ${options.path} is not there (${(error as NodeJS.ErrnoException).code}); mount its disk or create the directory, it is never created by itself`,
+        options.path,
+      );
     }
-    if (!stat.isDirectory()) refuse('POOL_MISSING', `the pool ${options.path} is not a directory`, options.path);
+    if (!stat.isDirectory())
+      refuse('POOL_MISSING', `the pool ${options.path} is not a directory`, options.path);
     let marker = readMarker(options);
     if (!marker) {
-      if (options.expectId) refuse('POOL_MISSING', `${options.path} has no marker ${MARKER} but pool ${options.expectId} is expected there: is its disk mounted?`, options.path);
-      const others = readdirSync(options.path).filter((name) => name !== 'lost+found' && name !== `${MARKER}.tmp`);
+      if (options.expectId)
+        refuse(
+          'POOL_MISSING',
+          `${options.path} has no marker ${MARKER} but pool ${options.expectId} is expected there: is its disk mounted?`,
+          options.path,
+        );
+      const others = readdirSync(options.path).filter(
+        (name) => name !== 'lost+found' && name !== `${MARKER}.tmp`,
+      );
       if (others.length > 0 && !options.allowNonEmpty)
-        refuse('POOL_NOT_EMPTY', `${options.path} has no marker ${MARKER} and is not empty (${others.slice(0, 3).join(', ')}${others.length > 3 ? ', ...' : ''}); give an empty directory, or --allow-non-empty-pool to adopt it`, options.path);
+        refuse(
+          'POOL_NOT_EMPTY',
+          `${options.path} has no marker ${MARKER} and is not empty (${others.slice(0, 3).join(', ')}${others.length > 3 ? ', ...' : ''}); give an empty directory, or --allow-non-empty-pool to adopt it`,
+          options.path,
+        );
       marker = writeMarker(options);
     }
-    for (const folder of Object.values(FOLDERS)) mkdirSync(join(options.path, folder), { recursive: true, mode: 0o700 });
+    for (const folder of Object.values(FOLDERS))
+      mkdirSync(join(options.path, folder), { recursive: true, mode: 0o700 });
     const lock = new DatabaseSync(join(options.path, FOLDERS.state, 'lock.db'));
     try {
       // The lock is the kernel's (fcntl, through SQLite): it goes with the process, however that ends.
-      lock.exec('PRAGMA busy_timeout=0; PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=DELETE; BEGIN EXCLUSIVE; CREATE TABLE IF NOT EXISTS held(pid INTEGER); COMMIT;');
+      lock.exec(
+        'PRAGMA busy_timeout=0; PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=DELETE; BEGIN EXCLUSIVE; CREATE TABLE IF NOT EXISTS held(pid INTEGER); COMMIT;',
+      );
     } catch (error) {
       lock.close();
-      throw new SimpleVolumeError('HELD', `the pool ${options.path} is in use by another agent on this machine`, { path: options.path, cause: error });
+      throw new SimpleVolumeError(
+        'HELD',
+        `the pool ${options.path} is in use by another agent on this machine`,
+        { path: options.path, cause: error },
+      );
     }
     return new Pool(options, marker, lock, stat.dev, stat.ino);
   }
@@ -133,10 +199,12 @@ export class Pool {
   problem(): string | null {
     try {
       const stat = statSync(this.path);
-      if (stat.dev !== this.#dev || stat.ino !== this.#ino) return `the pool ${this.path} is another directory or disk than at the start`;
+      if (stat.dev !== this.#dev || stat.ino !== this.#ino)
+        return `the pool ${this.path} is another directory or disk than at the start`;
       const marker = readMarker(this.#options);
       if (!marker) return `the pool ${this.path} has lost its marker ${MARKER}`;
-      if (marker.id !== this.marker.id) return `the pool ${this.path} is now pool ${marker.id}, it was ${this.marker.id}`;
+      if (marker.id !== this.marker.id)
+        return `the pool ${this.path} is now pool ${marker.id}, it was ${this.marker.id}`;
       return null;
     } catch (error) {
       return (error as Error).message;
@@ -159,7 +227,13 @@ export class Pool {
     const namespace = checkName(name.namespace, 'namespace', 'label');
     const volume = checkName(name.volume, 'volume');
     const in_ = (folder: string): string => join(this.path, folder, namespace, volume);
-    return { live: join(this.path, namespace, volume), shadow: in_(FOLDERS.shadows), incoming: in_(FOLDERS.incoming), backups: in_(FOLDERS.backups), state: join(this.path, FOLDERS.state, 'volumes', namespace, volume) };
+    return {
+      live: join(this.path, namespace, volume),
+      shadow: in_(FOLDERS.shadows),
+      incoming: in_(FOLDERS.incoming),
+      backups: in_(FOLDERS.backups),
+      state: join(this.path, FOLDERS.state, 'volumes', namespace, volume),
+    };
   }
 
   /** Volumes that this pool has state of. */
@@ -172,7 +246,9 @@ export class Pool {
         return [];
       }
     };
-    return list(base).flatMap((namespace) => list(join(base, namespace)).map((volume) => ({ namespace, volume })));
+    return list(base).flatMap((namespace) =>
+      list(join(base, namespace)).map((volume) => ({ namespace, volume })),
+    );
   }
 
   close(): void {

@@ -2,25 +2,58 @@
 import { NAMESPACE_SCHEMA, NODE_SCHEMA, VOLUME_SCHEMA } from '../core/names.ts';
 
 export const EPOCH = { type: 'integer', minimum: 1, maximum: 999_999_999_999_999 } as const;
-const GENERATION = { type: 'string', maxLength: 40, pattern: '^[1-9][0-9]{0,14}-(0|[1-9][0-9]{0,14})$' } as const;
+const GENERATION = {
+  type: 'string',
+  maxLength: 40,
+  pattern: '^[1-9][0-9]{0,14}-(0|[1-9][0-9]{0,14})$',
+} as const;
 const NULLABLE_GENERATION = { anyOf: [GENERATION, { type: 'null' }] } as const;
 const URL_TEXT = { type: 'string', minLength: 1, maxLength: 2048 } as const;
 const TOKEN = { type: 'string', minLength: 1, maxLength: 4096, pattern: '^[\\x21-\\x7e]+$' } as const;
 const DURATION = { type: 'string', maxLength: 40 } as const;
-const PATTERNS = { type: 'array', maxItems: 1000, items: { type: 'string', minLength: 1, maxLength: 1024 } } as const;
-const PATHS = { type: 'array', maxItems: 1000, items: { type: 'string', minLength: 1, maxLength: 4096 } } as const;
+const PATTERNS = {
+  type: 'array',
+  maxItems: 1000,
+  items: { type: 'string', minLength: 1, maxLength: 1024 },
+} as const;
+const PATHS = {
+  type: 'array',
+  maxItems: 1000,
+  items: { type: 'string', minLength: 1, maxLength: 4096 },
+} as const;
 const ID32 = { anyOf: [{ type: 'integer', minimum: 0, maximum: 4_294_967_294 }, { type: 'null' }] } as const;
 /** Permission bits: a number, or octal text such as "0664". */
-const MODE = { anyOf: [{ type: 'integer', minimum: 0, maximum: 0o7777 }, { type: 'string', pattern: '^0?[0-7]{1,4}$' }, { type: 'null' }] } as const;
+const MODE = {
+  anyOf: [
+    { type: 'integer', minimum: 0, maximum: 0o7777 },
+    { type: 'string', pattern: '^0?[0-7]{1,4}$' },
+    { type: 'null' },
+  ],
+} as const;
 const CLOCK = { anyOf: [{ type: 'number', minimum: 0, maximum: 1e15 }, { type: 'null' }] } as const;
 
 const name = { namespace: NAMESPACE_SCHEMA, volume: VOLUME_SCHEMA } as const;
-const object = (properties: object, required: string[]): object => ({ type: 'object', additionalProperties: false, properties, required });
+const object = (properties: object, required: string[]): object => ({
+  type: 'object',
+  additionalProperties: false,
+  properties,
+  required,
+});
 
 export const NAME_QUERY = object(name, ['namespace', 'volume']);
-export const OPTIONAL_NAME_QUERY = { ...object(name, []), dependentRequired: { namespace: ['volume'], volume: ['namespace'] } };
+export const OPTIONAL_NAME_QUERY = {
+  ...object(name, []),
+  dependentRequired: { namespace: ['volume'], volume: ['namespace'] },
+};
 export const NAME_PARAMS = object({ ns: NAMESPACE_SCHEMA, vol: VOLUME_SCHEMA }, ['ns', 'vol']);
-export const BACKUP_PARAMS = object({ ns: NAMESPACE_SCHEMA, vol: VOLUME_SCHEMA, stamp: { type: 'string', pattern: '^[0-9]{8}T[0-9]{6}(\\.[0-9]{3})?Z(-[0-9]{1,4})?$' } }, ['ns', 'vol', 'stamp']);
+export const BACKUP_PARAMS = object(
+  {
+    ns: NAMESPACE_SCHEMA,
+    vol: VOLUME_SCHEMA,
+    stamp: { type: 'string', pattern: '^[0-9]{8}T[0-9]{6}(\\.[0-9]{3})?Z(-[0-9]{1,4})?$' },
+  },
+  ['ns', 'vol', 'stamp'],
+);
 export const ID_PARAMS = object({ id: { type: 'string', pattern: '^[0-9a-zA-Z_-]{8,64}$' } }, ['id']);
 
 const ownership = { ownerUid: ID32, ownerGid: ID32, fileMode: MODE, dirMode: MODE } as const;
@@ -30,7 +63,11 @@ export const WATCH_START = object(
     ...name,
     epoch: EPOCH,
     source: object({ url: URL_TEXT, webdavUrl: URL_TEXT }, []),
-    targets: { type: 'array', maxItems: 64, items: object({ url: URL_TEXT, token: TOKEN, node: NODE_SCHEMA }, ['url', 'token']) },
+    targets: {
+      type: 'array',
+      maxItems: 64,
+      items: object({ url: URL_TEXT, token: TOKEN, node: NODE_SCHEMA }, ['url', 'token']),
+    },
     includePaths: PATTERNS,
     excludePaths: PATTERNS,
     debounce: DURATION,
@@ -53,23 +90,51 @@ export const SYNC = object(
     epoch: EPOCH,
     generation: NULLABLE_GENERATION,
     source: {
-      ...object({ url: URL_TEXT, webdavUrl: URL_TEXT, grant: TOKEN, token: TOKEN, node: NODE_SCHEMA }, ['url', 'webdavUrl']),
+      ...object({ url: URL_TEXT, webdavUrl: URL_TEXT, grant: TOKEN, token: TOKEN, node: NODE_SCHEMA }, [
+        'url',
+        'webdavUrl',
+      ]),
       oneOf: [{ required: ['grant'] }, { required: ['token'] }],
     },
     echo: CLOCK,
-    policy: object({ includePaths: PATTERNS, excludePaths: PATTERNS, pruneExcluded: { type: 'boolean' }, requiredPaths: PATHS, ...ownership }, []),
+    policy: object(
+      {
+        includePaths: PATTERNS,
+        excludePaths: PATTERNS,
+        pruneExcluded: { type: 'boolean' },
+        requiredPaths: PATHS,
+        ...ownership,
+      },
+      [],
+    ),
   },
   ['namespace', 'volume', 'epoch', 'source'],
 );
 
-export const TRANSFER = object({ ...name, epoch: EPOCH, node: NODE_SCHEMA, have: NULLABLE_GENERATION, full: { type: 'boolean' } }, ['namespace', 'volume', 'epoch', 'node', 'have']);
+export const TRANSFER = object(
+  { ...name, epoch: EPOCH, node: NODE_SCHEMA, have: NULLABLE_GENERATION, full: { type: 'boolean' } },
+  ['namespace', 'volume', 'epoch', 'node', 'have'],
+);
 
 const CONDITION = object(
-  { type: { type: 'string', maxLength: 64 }, message: { type: 'string', maxLength: 4096 }, since: { type: 'number' }, paths: { type: 'array', maxItems: 100, items: { type: 'string', maxLength: 20_000 } }, count: { type: 'integer', minimum: 0 } },
+  {
+    type: { type: 'string', maxLength: 64 },
+    message: { type: 'string', maxLength: 4096 },
+    since: { type: 'number' },
+    paths: { type: 'array', maxItems: 100, items: { type: 'string', maxLength: 20_000 } },
+    count: { type: 'integer', minimum: 0 },
+  },
   ['type', 'message', 'since'],
 );
 export const CONFIRM = object(
-  { ...name, epoch: EPOCH, node: NODE_SCHEMA, generation: GENERATION, state: { type: 'string', maxLength: 32 }, problems: { type: 'array', maxItems: 32, items: CONDITION } },
+  {
+    ...name,
+    epoch: EPOCH,
+    node: NODE_SCHEMA,
+    generation: GENERATION,
+    state: { type: 'string', maxLength: 32 },
+    problems: { type: 'array', maxItems: 32, items: CONDITION },
+  },
   ['namespace', 'volume', 'epoch', 'node', 'generation', 'state'],
 );
 
@@ -77,13 +142,39 @@ export const BEAT = object(
   {
     node: NODE_SCHEMA,
     bootId: { type: 'string', maxLength: 64 },
-    volumes: { type: 'array', maxItems: 10_000, items: object({ ...name, epoch: EPOCH, generation: NULLABLE_GENERATION, complete: { type: 'boolean' }, echo: CLOCK }, ['namespace', 'volume', 'epoch', 'generation', 'complete', 'echo']) },
+    volumes: {
+      type: 'array',
+      maxItems: 10_000,
+      items: object(
+        {
+          ...name,
+          epoch: EPOCH,
+          generation: NULLABLE_GENERATION,
+          complete: { type: 'boolean' },
+          echo: CLOCK,
+        },
+        ['namespace', 'volume', 'epoch', 'generation', 'complete', 'echo'],
+      ),
+    },
   },
   ['node', 'volumes'],
 );
 
 export const PREPARE = object(
-  { ...name, epoch: EPOCH, confirm: { anyOf: [{ type: 'string', enum: ['all'] }, { type: 'integer', minimum: 0, maximum: 64 }] }, timeout: DURATION },
+  {
+    ...name,
+    epoch: EPOCH,
+    confirm: {
+      anyOf: [
+        { type: 'string', enum: ['all'] },
+        { type: 'integer', minimum: 0, maximum: 64 },
+      ],
+    },
+    timeout: DURATION,
+  },
   ['namespace', 'volume'],
 );
-export const FORCE = object({ ...name, epoch: EPOCH, condition: { type: 'string', enum: ['MassDelete', 'RootChanged'] } }, ['namespace', 'volume', 'condition']);
+export const FORCE = object(
+  { ...name, epoch: EPOCH, condition: { type: 'string', enum: ['MassDelete', 'RootChanged'] } },
+  ['namespace', 'volume', 'condition'],
+);

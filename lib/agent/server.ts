@@ -25,11 +25,19 @@ type Finding = NonNullable<FastifyError['validation']>[number];
 
 /** A schema's finding as a sentence that names the field and what is allowed. */
 export function explain(finding: Finding, context: string): { field: string; message: string } {
-  const at = finding.instancePath.split('/').filter(Boolean).map((p) => p.replaceAll('~1', '/').replaceAll('~0', '~'));
+  const at = finding.instancePath
+    .split('/')
+    .filter(Boolean)
+    .map((p) => p.replaceAll('~1', '/').replaceAll('~0', '~'));
   const p = finding.params as Record<string, unknown>;
-  if (finding.keyword === 'required' || finding.keyword === 'dependentRequired') at.push(String(p.missingProperty));
+  if (finding.keyword === 'required' || finding.keyword === 'dependentRequired')
+    at.push(String(p.missingProperty));
   if (finding.keyword === 'additionalProperties') at.push(String(p.additionalProperty));
-  const field = at.reduce((text, part) => (/^\d+$/.test(part) ? `${text}[${part}]` : text ? `${text}.${part}` : part), '') || context;
+  const field =
+    at.reduce(
+      (text, part) => (/^\d+$/.test(part) ? `${text}[${part}]` : text ? `${text}.${part}` : part),
+      '',
+    ) || context;
   const allowed: Record<string, string> = {
     required: 'is required',
     dependentRequired: 'is required together with the other name',
@@ -46,8 +54,18 @@ export function explain(finding: Finding, context: string): { field: string; mes
   return { field, message: `${field} ${allowed[finding.keyword] ?? finding.message ?? 'is not valid'}` };
 }
 
-const errorBody = (code: ErrorCode, message: string, extra: { field?: string | undefined; path?: string | undefined; node?: string | undefined } = {}): object => ({
-  error: { code, message, ...(extra.field ? { field: extra.field } : {}), ...(extra.path ? { path: extra.path } : {}), ...(extra.node ? { node: extra.node } : {}) },
+const errorBody = (
+  code: ErrorCode,
+  message: string,
+  extra: { field?: string | undefined; path?: string | undefined; node?: string | undefined } = {},
+): object => ({
+  error: {
+    code,
+    message,
+    ...(extra.field ? { field: extra.field } : {}),
+    ...(extra.path ? { path: extra.path } : {}),
+    ...(extra.node ? { node: extra.node } : {}),
+  },
 });
 
 export function createServer(api: AgentApi, authenticate: Authenticate, log: Logger): FastifyInstance {
@@ -62,7 +80,15 @@ export function createServer(api: AgentApi, authenticate: Authenticate, log: Log
     exposeHeadRoutes: false,
     routerOptions: { maxParamLength: 300, ignoreTrailingSlash: false },
     http: { maxHeaderSize: 16 * 1024, headersTimeout: 10_000 },
-    ajv: { customOptions: { coerceTypes: false, removeAdditional: false, useDefaults: false, allErrors: false, strict: false } },
+    ajv: {
+      customOptions: {
+        coerceTypes: false,
+        removeAdditional: false,
+        useDefaults: false,
+        allErrors: false,
+        strict: false,
+      },
+    },
   });
   app.server.maxConnections = 512;
   app.decorateRequest('principal', null);
@@ -71,28 +97,45 @@ export function createServer(api: AgentApi, authenticate: Authenticate, log: Log
     const access = request.routeOptions.config?.access;
     if (access === 'public') return;
     const principal = authenticate(request.headers.authorization);
-    if (!principal) throw new SimpleVolumeError('UNAUTHORIZED', 'a bearer token is required: Authorization: Bearer <token>');
-    if (principal.kind === 'grant' && access !== 'grant') throw new SimpleVolumeError('FORBIDDEN', 'a transfer grant does not allow this call');
+    if (!principal)
+      throw new SimpleVolumeError(
+        'UNAUTHORIZED',
+        'a bearer token is required: Authorization: Bearer <token>',
+      );
+    if (principal.kind === 'grant' && access !== 'grant')
+      throw new SimpleVolumeError('FORBIDDEN', 'a transfer grant does not allow this call');
     request.principal = principal;
   });
 
   app.setErrorHandler((error: FastifyError | SimpleVolumeError, request, reply) => {
     if (error instanceof SimpleVolumeError) {
       if (error.code === 'UNAUTHORIZED') reply.header('www-authenticate', 'Bearer');
-      return reply.code(error.status === 499 ? 503 : error.status).send(errorBody(error.code, error.message, error));
+      return reply
+        .code(error.status === 499 ? 503 : error.status)
+        .send(errorBody(error.code, error.message, error));
     }
     if (error.validation?.[0]) {
       // Of an anyOf the last finding is the umbrella; the first one names the place.
       const { field, message } = explain(error.validation[0], error.validationContext ?? 'body');
       return reply.code(400).send(errorBody('FIELD_INVALID', message, { field }));
     }
-    if (error.statusCode === 413) return reply.code(413).send(errorBody('BODY_TOO_LARGE', 'the body is larger than allowed (1 MiB; needs: 16 MiB)'));
-    if (error.statusCode && error.statusCode < 500) return reply.code(error.statusCode).send(errorBody('BODY_INVALID', error.message));
-    log.error({ err: error, method: request.method, route: request.routeOptions.url, requestId: request.id }, 'request failed');
+    if (error.statusCode === 413)
+      return reply
+        .code(413)
+        .send(errorBody('BODY_TOO_LARGE', 'the body is larger than allowed (1 MiB; needs: 16 MiB)'));
+    if (error.statusCode && error.statusCode < 500)
+      return reply.code(error.statusCode).send(errorBody('BODY_INVALID', error.message));
+    log.error(
+      { err: error, method: request.method, route: request.routeOptions.url, requestId: request.id },
+      'request failed',
+    );
     return reply.code(500).send(errorBody('INTERNAL', 'internal error; the log has the details', {}));
   });
   app.setNotFoundHandler(async (request) => {
-    throw new SimpleVolumeError('NOT_FOUND', `no such route: ${request.method} ${request.url.split('?')[0]?.slice(0, 200)}`);
+    throw new SimpleVolumeError(
+      'NOT_FOUND',
+      `no such route: ${request.method} ${request.url.split('?')[0]?.slice(0, 200)}`,
+    );
   });
 
   healthRoutes(app, api);

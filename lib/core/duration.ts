@@ -9,7 +9,9 @@ const UNITS: Record<string, number> = { ms: 1, s: 1000, m: 60_000, h: 3_600_000 
 export function parseDuration(text: string, field: string, min = 0, max = 86_400_000): number {
   const whole = /^(?:\d+(?:\.\d+)?(?:ms|s|m|h))+$/.test(text);
   let ms = 0;
-  if (whole) for (const [, n, unit] of text.matchAll(/(\d+(?:\.\d+)?)(ms|s|m|h)/g)) ms += Number(n) * (UNITS[unit as string] as number);
+  if (whole)
+    for (const [, n, unit] of text.matchAll(/(\d+(?:\.\d+)?)(ms|s|m|h)/g))
+      ms += Number(n) * (UNITS[unit as string] as number);
   if (!whole || !Number.isFinite(ms) || ms < min || ms > max)
     throw new SimpleVolumeError(
       'FIELD_INVALID',

@@ -16,12 +16,16 @@ export const formatGeneration = (g: Generation): string => `${g.epoch}-${g.seq}`
 /** @throws SimpleVolumeError FIELD_INVALID when the text is not `<epoch>-<seq>`. */
 export function parseGeneration(text: string, field = 'generation'): Generation {
   const m = /^([1-9]\d{0,14})-(0|[1-9]\d{0,14})$/.exec(text);
-  if (!m) throw new SimpleVolumeError('FIELD_INVALID', `${field} must be <epoch>-<seq>, for example 1-42`, { field });
+  if (!m)
+    throw new SimpleVolumeError('FIELD_INVALID', `${field} must be <epoch>-<seq>, for example 1-42`, {
+      field,
+    });
   return { epoch: Number(m[1]), seq: Number(m[2]) };
 }
 
 /** Newer first by epoch, then by seq. Never by a clock. Negative: a is older. */
-export const compareGenerations = (a: Generation, b: Generation): number => a.epoch - b.epoch || a.seq - b.seq;
+export const compareGenerations = (a: Generation, b: Generation): number =>
+  a.epoch - b.epoch || a.seq - b.seq;
 
 export const sameGeneration = (a: Generation | null, b: Generation | null): boolean =>
   a === b || (a !== null && b !== null && a.epoch === b.epoch && a.seq === b.seq);

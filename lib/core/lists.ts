@@ -243,7 +243,11 @@ export function decodeMarks(b: Buffer): Mark[] {
   const out: Mark[] = [];
   for (let at = 0; at < b.length; at += b.readUInt32LE(at)) {
     const n = b.readUInt32LE(at + 8);
-    out.push({ type: b[at + 4] as number, bits: b[at + 5] as number, path: b.subarray(at + 12, at + 12 + n) });
+    out.push({
+      type: b[at + 4] as number,
+      bits: b[at + 5] as number,
+      path: b.subarray(at + 12, at + 12 + n),
+    });
   }
   return out;
 }

@@ -5,9 +5,24 @@ const SUBDOMAIN = /^[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-
 const LABEL = /^[a-z0-9](?:[a-z0-9-]*[a-z0-9])?$/;
 
 /** JSON schema patterns of the same rules, for the HTTP border. */
-export const NAMESPACE_SCHEMA = { type: 'string', minLength: 1, maxLength: 63, pattern: LABEL.source } as const;
-export const VOLUME_SCHEMA = { type: 'string', minLength: 1, maxLength: 253, pattern: SUBDOMAIN.source } as const;
-export const NODE_SCHEMA = { type: 'string', minLength: 1, maxLength: 253, pattern: SUBDOMAIN.source } as const;
+export const NAMESPACE_SCHEMA = {
+  type: 'string',
+  minLength: 1,
+  maxLength: 63,
+  pattern: LABEL.source,
+} as const;
+export const VOLUME_SCHEMA = {
+  type: 'string',
+  minLength: 1,
+  maxLength: 253,
+  pattern: SUBDOMAIN.source,
+} as const;
+export const NODE_SCHEMA = {
+  type: 'string',
+  minLength: 1,
+  maxLength: 253,
+  pattern: SUBDOMAIN.source,
+} as const;
 
 /**
  * A name that becomes a folder below the pool. Everything that is not a DNS name is refused, so that no name

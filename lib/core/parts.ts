@@ -118,15 +118,29 @@ export interface OfferedPack {
 
 /** The replica's side of one pull, done by the transfer room (HTTP + rclone). */
 export interface Puller {
-  offer(source: PullSource, want: VolumeName & { epoch: number; have: Generation | null; full: boolean }, signal: AbortSignal): Promise<Offer>;
+  offer(
+    source: PullSource,
+    want: VolumeName & { epoch: number; have: Generation | null; full: boolean },
+    signal: AbortSignal,
+  ): Promise<Offer>;
   /** Writes the manifest to `file` (absolute) and checks its hash. */
   manifest(source: PullSource, offer: Offer, file: string, signal: AbortSignal): Promise<void>;
   /** `ordinals` of the entries whose contents are wanted. */
   needs(source: PullSource, offer: Offer, ordinals: Uint32Array, signal: AbortSignal): Promise<OfferedPack[]>;
   /** Streams one pack; `onData` gives the back-pressure. */
-  pack(source: PullSource, offer: Offer, pack: OfferedPack, onData: (chunk: Buffer) => Promise<void>, signal: AbortSignal): Promise<void>;
+  pack(
+    source: PullSource,
+    offer: Offer,
+    pack: OfferedPack,
+    onData: (chunk: Buffer) => Promise<void>,
+    signal: AbortSignal,
+  ): Promise<void>;
   done(source: PullSource, offer: Offer): Promise<void>;
-  confirm(source: PullSource, body: VolumeName & { epoch: number; generation: Generation; state: string; problems: Condition[] }, signal: AbortSignal): Promise<void>;
+  confirm(
+    source: PullSource,
+    body: VolumeName & { epoch: number; generation: Generation; state: string; problems: Condition[] },
+    signal: AbortSignal,
+  ): Promise<void>;
 }
 
 export interface Target {
@@ -164,7 +178,14 @@ export interface SourceStatus extends VolumeName {
   targets: TargetStatus[];
   conditions: Condition[];
   watch: { directories: number; unwatched: number; overflows: number; events: number };
-  lastBatch: { changed: number; removed: number; moved: number; bytesWritten: number; ms: number; rounds: number } | null;
+  lastBatch: {
+    changed: number;
+    removed: number;
+    moved: number;
+    bytesWritten: number;
+    ms: number;
+    rounds: number;
+  } | null;
 }
 
 export interface ReplicaStatus extends VolumeName {

@@ -39,5 +39,12 @@ export const DEFAULT_POLICY: VolumePolicy = {
 /** The part of the policy that a replica needs. */
 export type ReplicaPolicy = Pick<
   VolumePolicy,
-  'includePaths' | 'excludePaths' | 'pruneExcluded' | 'ownerUid' | 'ownerGid' | 'fileMode' | 'dirMode' | 'requiredPaths'
+  | 'includePaths'
+  | 'excludePaths'
+  | 'pruneExcluded'
+  | 'ownerUid'
+  | 'ownerGid'
+  | 'fileMode'
+  | 'dirMode'
+  | 'requiredPaths'
 >;

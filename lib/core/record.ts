@@ -149,8 +149,11 @@ export function* recordsIn(all: Buffer): Generator<Buffer> {
 export function printablePath(path: Buffer): string {
   const text = path.toString('utf8');
   // biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are what is looked for
-  if (Buffer.from(text, 'utf8').equals(path) && !/[\u0000-\u001f\u007f\\]/.test(text)) return text === '' ? '.' : text;
+  if (Buffer.from(text, 'utf8').equals(path) && !/[\u0000-\u001f\u007f\\]/.test(text))
+    return text === '' ? '.' : text;
   let out = '';
-  for (const c of path) out += c < 0x20 || c >= 0x7f || c === 0x5c ? `\\x${c.toString(16).padStart(2, '0')}` : String.fromCharCode(c);
+  for (const c of path)
+    out +=
+      c < 0x20 || c >= 0x7f || c === 0x5c ? `\\x${c.toString(16).padStart(2, '0')}` : String.fromCharCode(c);
   return out;
 }

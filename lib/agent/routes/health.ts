@@ -8,5 +8,7 @@ export function healthRoutes(app: FastifyInstance, api: AgentApi): void {
     const { ready, reasons } = await api.readiness();
     return reply.code(ready ? 200 : 503).send({ ready, reasons });
   });
-  app.get('/metrics', { config: { access: 'public' } }, async (_request, reply) => reply.type('text/plain; version=0.0.4; charset=utf-8').send(await api.metrics()));
+  app.get('/metrics', { config: { access: 'public' } }, async (_request, reply) =>
+    reply.type('text/plain; version=0.0.4; charset=utf-8').send(await api.metrics()),
+  );
 }

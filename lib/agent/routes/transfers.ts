@@ -11,7 +11,11 @@ const NEEDS_LIMIT = 16 * 1024 * 1024;
 
 /** The source's side of a pull. The bytes themselves go over WebDAV. */
 export function transferRoutes(app: FastifyInstance, api: AgentApi): void {
-  app.addContentTypeParser('application/octet-stream', { parseAs: 'buffer', bodyLimit: NEEDS_LIMIT }, (_request, body, done) => done(null, body));
+  app.addContentTypeParser(
+    'application/octet-stream',
+    { parseAs: 'buffer', bodyLimit: NEEDS_LIMIT },
+    (_request, body, done) => done(null, body),
+  );
 
   app.post<{ Body: VolumeName & { epoch: number; node: string; have: string | null; full?: boolean } }>(
     '/replication/transfers',
@@ -19,8 +23,16 @@ export function transferRoutes(app: FastifyInstance, api: AgentApi): void {
     async (request, reply) => {
       const body = request.body;
       requireVolume(request.principal, body, body.epoch, body.node);
-      const offer = await api.createTransfer({ ...body, have: body.have ? parseGeneration(body.have, 'have') : null, full: body.full ?? false });
-      return reply.code(201).send({ ...offer, generation: formatGeneration(offer.generation), base: offer.base && formatGeneration(offer.base) });
+      const offer = await api.createTransfer({
+        ...body,
+        have: body.have ? parseGeneration(body.have, 'have') : null,
+        full: body.full ?? false,
+      });
+      return reply.code(201).send({
+        ...offer,
+        generation: formatGeneration(offer.generation),
+        base: offer.base && formatGeneration(offer.base),
+      });
     },
   );
   app.post<{ Params: { id: string }; Body: Buffer }>(
@@ -29,14 +41,21 @@ export function transferRoutes(app: FastifyInstance, api: AgentApi): void {
     async (request) => {
       const body = request.body;
       if (!Buffer.isBuffer(body) || body.length % 4 !== 0)
-        throw new SimpleVolumeError('BODY_INVALID', 'the body must be application/octet-stream: one little-endian 32-bit ordinal per wanted entry');
+        throw new SimpleVolumeError(
+          'BODY_INVALID',
+          'the body must be application/octet-stream: one little-endian 32-bit ordinal per wanted entry',
+        );
       const ordinals = new Uint32Array(body.length / 4);
       for (let i = 0; i < ordinals.length; i++) ordinals[i] = body.readUInt32LE(i * 4);
       return { packs: await api.transferNeeds(request.params.id, request.principal as Principal, ordinals) };
     },
   );
-  app.delete<{ Params: { id: string } }>('/replication/transfers/:id', { schema: { params: ID_PARAMS }, config: { access: 'grant' } }, async (request, reply) => {
-    await api.dropTransfer(request.params.id, request.principal as Principal);
-    return reply.code(204).send();
-  });
+  app.delete<{ Params: { id: string } }>(
+    '/replication/transfers/:id',
+    { schema: { params: ID_PARAMS }, config: { access: 'grant' } },
+    async (request, reply) => {
+      await api.dropTransfer(request.params.id, request.principal as Principal);
+      return reply.code(204).send();
+    },
+  );
 }

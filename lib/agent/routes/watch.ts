@@ -28,20 +28,30 @@ interface StartBody extends VolumeName {
 
 /** The documented start request to plain, checked data. */
 export function parseWatchStart(body: StartBody): WatchStart {
-  const debounceMs = body.debounce === undefined ? DEFAULT_POLICY.debounceMs : parseDuration(body.debounce, 'debounce', 10, 3_600_000);
+  const debounceMs =
+    body.debounce === undefined
+      ? DEFAULT_POLICY.debounceMs
+      : parseDuration(body.debounce, 'debounce', 10, 3_600_000);
   return {
     namespace: body.namespace,
     volume: body.volume,
     epoch: body.epoch ?? null,
     sourceUrl: body.source?.url ? parseUrl(body.source.url, 'source.url') : null,
     sourceWebdavUrl: body.source?.webdavUrl ? parseUrl(body.source.webdavUrl, 'source.webdavUrl') : null,
-    targets: body.targets.map((t, i) => ({ url: parseUrl(t.url, `targets[${i}].url`), token: t.token, node: t.node ?? null })),
+    targets: body.targets.map((t, i) => ({
+      url: parseUrl(t.url, `targets[${i}].url`),
+      token: t.token,
+      node: t.node ?? null,
+    })),
     policy: {
       includePaths: body.includePaths ?? [],
       excludePaths: body.excludePaths ?? [],
       consistencyMode: body.consistencyMode ?? DEFAULT_POLICY.consistencyMode,
       debounceMs,
-      maxDelayMs: body.maxDelay === undefined ? debounceMs * 5 : parseDuration(body.maxDelay, 'maxDelay', debounceMs, 86_400_000),
+      maxDelayMs:
+        body.maxDelay === undefined
+          ? debounceMs * 5
+          : parseDuration(body.maxDelay, 'maxDelay', debounceMs, 86_400_000),
       pruneExcluded: body.pruneExcluded ?? false,
       confirmedReplicas: body.confirmedReplicas ?? DEFAULT_POLICY.confirmedReplicas,
       fullSyncOnStart: body.fullSyncOnStart ?? false,
@@ -55,12 +65,22 @@ export function parseWatchStart(body: StartBody): WatchStart {
 }
 
 export function watchRoutes(app: FastifyInstance, api: AgentApi): void {
-  app.post<{ Body: StartBody }>('/replication/watch/start', { schema: { body: WATCH_START } }, async (request) => api.watchStart(parseWatchStart(request.body)));
-  app.post<{ Body: VolumeName & { epoch?: number } }>('/replication/watch/stop', { schema: { body: WATCH_STOP } }, async (request) =>
-    api.watchStop(request.body, request.body.epoch ?? null),
+  app.post<{ Body: StartBody }>(
+    '/replication/watch/start',
+    { schema: { body: WATCH_START } },
+    async (request) => api.watchStart(parseWatchStart(request.body)),
   );
-  app.get<{ Querystring: Partial<VolumeName> }>('/replication/watch/status', { schema: { querystring: OPTIONAL_NAME_QUERY } }, async (request) => {
-    const { namespace, volume } = request.query;
-    return { watches: api.watchStatus(namespace && volume ? { namespace, volume } : null) };
-  });
+  app.post<{ Body: VolumeName & { epoch?: number } }>(
+    '/replication/watch/stop',
+    { schema: { body: WATCH_STOP } },
+    async (request) => api.watchStop(request.body, request.body.epoch ?? null),
+  );
+  app.get<{ Querystring: Partial<VolumeName> }>(
+    '/replication/watch/status',
+    { schema: { querystring: OPTIONAL_NAME_QUERY } },
+    async (request) => {
+      const { namespace, volume } = request.query;
+      return { watches: api.watchStatus(namespace && volume ? { namespace, volume } : null) };
+    },
+  );
 }
