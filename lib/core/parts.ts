@@ -2,6 +2,7 @@
 import type { Generation, Lineage } from './generation.ts';
 import type { Run } from './lists.ts';
 import type { ReplicaPolicy, VolumePolicy } from './policy.ts';
+import type { IndexSnapshot } from './store.ts';
 
 export interface VolumeName {
   namespace: string;
@@ -66,7 +67,7 @@ export interface ServedGeneration {
   generation: Generation;
   lineage: Lineage;
   quiescent: boolean;
-  index: import('../store/types.ts').IndexSnapshot;
+  index: IndexSnapshot;
   /** Absolute path of the tree with the newest versions. */
   root: Buffer;
   /** Folder of replaced files by seq, or null. */

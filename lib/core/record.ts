@@ -148,7 +148,6 @@ export function* recordsIn(all: Buffer): Generator<Buffer> {
 /** A path for people: bytes that are not printable UTF-8 as \xNN. Never parsed back. */
 export function printablePath(path: Buffer): string {
   const text = path.toString('utf8');
-  // biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are what is looked for
   if (Buffer.from(text, 'utf8').equals(path) && !/[\u0000-\u001f\u007f\\]/.test(text))
     return text === '' ? '.' : text;
   let out = '';
