@@ -144,29 +144,34 @@ class Environment : public std::enable_shared_from_this<Environment> {
     if (rawEnv == nullptr) return;  // tear-down: nothing can be settled any more
     auto* self = static_cast<Environment*>(context);
     const Napi::Env env(rawEnv);
-    const Napi::HandleScope scope(env);
     self->ended();
     try {
-      if (job->failure) {
-        job->deferred.Reject(toJsError(env, job->failure));
-        return;
+      const Napi::HandleScope scope(env);
+      settleNow(env, *job);
+    } catch (...) {
+      // Settling itself failed: execution is being terminated (worker.terminate()), nobody waits any more. In that
+      // state every call of the wrapper may throw again, so the plain C interface is used and its status ignored.
+      bool pending = false;
+      napi_value ignored = nullptr;
+      if (napi_is_exception_pending(rawEnv, &pending) == napi_ok && pending) {
+        napi_get_and_clear_last_exception(rawEnv, &ignored);
       }
-      Napi::Value value;
-      try {
-        value = job->finish(env);
-      } catch (const Napi::Error& error) {
-        job->deferred.Reject(error.Value());
-        return;
-      } catch (...) {
-        job->deferred.Reject(toJsError(env, std::current_exception()));
-        return;
-      }
-      job->deferred.Resolve(value);
-    } catch (const Napi::Error& error) {
-      // Settling itself failed: execution is being terminated (worker.terminate()), nobody waits any more.
-      if (env.IsExceptionPending()) (void)env.GetAndClearPendingException();
-      (void)error;
     }
+  }
+
+  static void settleNow(Napi::Env env, Job& job) {
+    Napi::Value value;
+    try {
+      if (job.failure) std::rethrow_exception(job.failure);
+      value = job.finish(env);
+    } catch (const Napi::Error& error) {
+      job.deferred.Reject(error.Value());
+      return;
+    } catch (...) {
+      job.deferred.Reject(toJsError(env, std::current_exception()));
+      return;
+    }
+    job.deferred.Resolve(value);
   }
 
   Napi::Env env_;
