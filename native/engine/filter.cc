@@ -13,12 +13,10 @@ std::size_t skipSet(std::string_view whole, std::string_view text, std::size_t a
   if (i < text.size() && (text[i] == '!' || text[i] == '^')) ++i;
   if (i < text.size() && text[i] == ']') ++i;  // first in the set: itself
   for (; i < text.size(); ++i) {
-    if (text[i] == '\\') {
-      ++i;
-    } else if (text[i] == '/') {
+    if (text[i] == ']') return i + 1;
+    if (text[i] == '\\' && i + 1 < text.size()) ++i;
+    if (text[i] == '/') {
       throw PatternError(whole, "'/' between '[' and ']'");
-    } else if (text[i] == ']') {
-      return i + 1;
     }
   }
   throw PatternError(whole, "'[' without ']'");
@@ -172,7 +170,10 @@ Filter::Segment Filter::compileSegment(std::string_view pattern, std::string_vie
       if (negated) ++k;
       std::bitset<256> set;
       const auto member = [&] {
-        if (text[k] == '\\') ++k;
+        if (text[k] == '\\') {
+          k += 2;
+          return static_cast<std::uint8_t>(text[k - 1]);
+        }
         if (text[k] == '[' && k + 1 < end && (text[k + 1] == ':' || text[k + 1] == '.' || text[k + 1] == '=')) {
           throw PatternError(pattern, "named sets such as [:alpha:] are not supported");
         }
