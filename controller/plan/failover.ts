@@ -15,6 +15,12 @@
  *     then the name; a newer generation on another live replica is fetched before the promotion;
  *  6. no candidate: nothing is promoted, each replica says why, and only an operator can decide otherwise.
  */
+import {
+  compareGenerations,
+  type Generation,
+  isAncestor,
+  parseGeneration,
+} from '../../lib/core/generation.ts';
 
 /** What a replica is doing. `pulling` and `behind` still hold one whole, older generation; `applying` does not. */
 export type ReplicaState = 'idle' | 'pulling' | 'applying' | 'behind' | 'error' | 'unknown';
@@ -182,20 +188,14 @@ export interface FailoverDecision {
   dataLoss?: { atMostMs: number | null; generation: string };
 }
 
-interface Generation {
-  epoch: number;
-  seq: number;
-}
-
-/** Reads `<epoch>-<seq>`; null for anything else. */
-function parseGeneration(text: string | null): Generation | null {
-  const match = text === null ? null : /^([1-9]\d{0,15})-(0|[1-9]\d{0,15})$/.exec(text);
-  return match === null ? null : { epoch: Number(match[1]), seq: Number(match[2]) };
-}
-
-/** Seq never restarts, but two epochs may have counted the same numbers apart: the epoch is compared first. */
-function compareGenerations(a: Generation, b: Generation): number {
-  return a.epoch - b.epoch || a.seq - b.seq;
+/** null for anything that is no generation. */
+function readGeneration(text: string | null): Generation | null {
+  if (text === null) return null;
+  try {
+    return parseGeneration(text);
+  } catch {
+    return null;
+  }
 }
 
 function byName(a: string, b: string): number {
@@ -221,10 +221,12 @@ function seconds(ms: number): string {
 function onLine(generation: Generation, volume: FailoverVolume): boolean {
   if (generation.epoch === volume.epoch) return true;
   if (volume.lineage === undefined || generation.epoch > volume.epoch) return false;
-  const at = volume.lineage.findIndex(([epoch]) => epoch === generation.epoch);
-  if (at < 0) return false;
-  const next = volume.lineage[at + 1];
-  return next === undefined || generation.seq < next[1];
+  const newest = { epoch: volume.epoch, seq: Number.MAX_SAFE_INTEGER - 1 };
+  return isAncestor(
+    generation,
+    volume.lineage.map(([epoch, first]): [number, number] => [epoch, first]),
+    newest,
+  );
 }
 
 interface Judged {
@@ -245,7 +247,7 @@ function judge(replica: FailoverReplica, input: FailoverInput, duplicate: boolea
   const hard: ReplicaReason[] = [];
   const soft: ReplicaReason[] = [];
   const node = input.nodes.find((one) => one.name === replica.node);
-  const generation = parseGeneration(replica.generation);
+  const generation = readGeneration(replica.generation);
   const age = ageOf(replica);
 
   if (duplicate) hard.push({ code: 'DUPLICATE_REPORT', text: 'two replicas report under this node name' });
