@@ -21,7 +21,7 @@
       ],
       'cflags_c': ['-std=c11', '-w'],
       'cflags_cc': [
-        '-std=gnu++20', '-fexceptions', '-frtti', '-Wall', '-Wextra', '-Wshadow',
+        '-std=gnu++2a', '-fexceptions', '-frtti', '-Wall', '-Wextra', '-Wshadow',
         "-isystem <!(node -p \"require('path').resolve(require('node-addon-api').include_dir)\")",
       ],
       # nodelete: a worker thread that ends must not unload the library under a job that still runs.

@@ -7,6 +7,7 @@
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/vfs.h>
 #include <sys/xattr.h>
 #include <unistd.h>
@@ -71,6 +72,7 @@ ssize_t realPwrite(int fd, const void* data, std::size_t length, off64_t offset)
   return pwrite64(fd, data, length, offset);
 }
 int realClone(int out, int in) { return ioctl(out, FICLONE, in); }
+int realStatfs(int fd, struct statfs* out) { return fstatfs(fd, out); }
 
 bool carried(std::string_view name) {
   return name.starts_with("user.") || name == "system.posix_acl_access" || name == "system.posix_acl_default";
@@ -317,7 +319,7 @@ std::size_t preadFull(int fd, void* data, std::size_t length, std::uint64_t offs
 }
 
 SystemCalls& systemCalls() {
-  static SystemCalls calls{realCopyFileRange, realSeek, realPread, realPwrite, realClone};
+  static SystemCalls calls{realCopyFileRange, realSeek, realPread, realPwrite, realClone, realStatfs};
   return calls;
 }
 
@@ -354,6 +356,11 @@ std::uint64_t copyRange(int in, int out, std::uint64_t offset, std::uint64_t len
 
 std::pair<std::uint64_t, std::uint64_t> nextData(int fd, std::uint64_t offset, std::uint64_t size) {
   if (offset >= size) return {size, size};
+  // Only where holes are told right: ZFS has called dirty data a hole (openzfs/zfs#15526), others are unknown.
+  struct statfs fs {};
+  if (systemCalls().statfs(fd, &fs) != 0) return {offset, size};
+  const auto type = static_cast<std::uint32_t>(fs.f_type);
+  if (type != EXT4_SUPER_MAGIC && type != 0x58465342 && type != BTRFS_SUPER_MAGIC && type != TMPFS_MAGIC) return {offset, size};
   const off64_t begin = systemCalls().seek(fd, static_cast<off64_t>(offset), SEEK_DATA);
   if (begin < 0) return errno == ENXIO ? std::pair{size, size} : std::pair{offset, size};
   if (static_cast<std::uint64_t>(begin) >= size) return {size, size};
@@ -364,11 +371,19 @@ std::pair<std::uint64_t, std::uint64_t> nextData(int fd, std::uint64_t offset, s
 
 bool cloneFile(int in, int out) { return systemCalls().clone(out, in) == 0; }
 
+bool CacheWindow::resident(std::uint64_t offset) const {
+  char byte;
+  iovec piece{&byte, 1};
+  return preadv2(fd_, &piece, 1, static_cast<off_t>(offset), RWF_NOWAIT) == 1;
+}
+
 void CacheWindow::advance(std::uint64_t offset) {
   if (offset < started_ + kWindow) return;
   if (!written_) {
-    (void)posix_fadvise(fd_, static_cast<off_t>(dropped_), static_cast<off_t>(offset - dropped_), POSIX_FADV_DONTNEED);
+    if (!keep_)
+      (void)posix_fadvise(fd_, static_cast<off_t>(dropped_), static_cast<off_t>(offset - dropped_), POSIX_FADV_DONTNEED);
     dropped_ = started_ = offset;
+    keep_ = resident(offset);
     return;
   }
   // Start this window, wait for the one before, then drop that: dirty pages cannot be dropped.
@@ -387,7 +402,7 @@ void CacheWindow::end(std::uint64_t size) {
   if (written_)
     (void)sync_file_range(fd_, static_cast<off64_t>(dropped_), static_cast<off64_t>(size - dropped_),
                           SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
-  (void)posix_fadvise(fd_, static_cast<off_t>(dropped_), 0, POSIX_FADV_DONTNEED);
+  if (!keep_) (void)posix_fadvise(fd_, static_cast<off_t>(dropped_), 0, POSIX_FADV_DONTNEED);
   dropped_ = started_ = size;
 }
 

@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <sys/types.h>
+#include <sys/vfs.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -112,6 +113,7 @@ struct SystemCalls {
   ssize_t (*pread)(int fd, void* data, std::size_t length, off64_t offset);
   ssize_t (*pwrite)(int fd, const void* data, std::size_t length, off64_t offset);
   int (*clone)(int out, int in);  // FICLONE
+  int (*statfs)(int fd, struct statfs* out);
 };
 SystemCalls& systemCalls();
 
@@ -126,17 +128,20 @@ std::pair<std::uint64_t, std::uint64_t> nextData(int fd, std::uint64_t offset, s
 // Whole-file clone; false where the file system cannot.
 bool cloneFile(int in, int out);
 
-// Keeps the page cache of long reads and writes small: call after each piece; `end()` at the end.
+// Keeps the page cache of long reads and writes small: call after each piece; `end()` at the end. What was cached
+// before we read it is the application's and stays.
 class CacheWindow {
  public:
-  explicit CacheWindow(int fd, bool written) : fd_(fd), written_(written) {}
+  CacheWindow(int fd, bool written) : fd_(fd), written_(written), keep_(!written && resident(0)) {}
   void advance(std::uint64_t offset);
   void end(std::uint64_t size);
 
  private:
   static constexpr std::uint64_t kWindow = 8 * 1024 * 1024;
+  bool resident(std::uint64_t offset) const;
   int fd_;
   bool written_;
+  bool keep_;
   std::uint64_t started_ = 0;  // up to here write-back was started
   std::uint64_t dropped_ = 0;
 };
