@@ -59,6 +59,8 @@ class Filter {
 
   // The verdict on a path relative to the root ('' = the root itself). Independent of what is on the disk.
   Verdict match(std::string_view path, bool isDirectory) const;
+  // Keeps everything: no pattern at all.
+  bool everything() const { return everything_ && exclude_.segments.empty(); }
   // Whether anything below the directory `path` may be part of the state. `cursor`, if given, is the directory's own.
   bool reaches(std::string_view path, Cursor* cursor = nullptr) const;
 

@@ -14,6 +14,7 @@
 
 #include "engine/fs.h"
 #include "engine/hash.h"
+#include "engine/pack.h"
 #include "engine/record.h"
 
 namespace sv {
@@ -25,7 +26,6 @@ constexpr std::uint64_t kBlock = 4096;
 constexpr std::uint64_t kJoin = 16 * 1024;        // changed blocks this near are sent as one
 constexpr std::uint64_t kSmall = 256 * 1024;      // up to here one buffer, one read, one write
 constexpr std::int64_t kTickNs = 10'000'000;      // two timer ticks at HZ=250: younger time stamps may repeat
-constexpr std::uint32_t kZeroRun = 0x80000000U;
 
 enum Status : std::uint8_t { kOk = 0, kGone = 1, kBusy = 2, kFailed = 3, kNotFile = 4 };
 enum SlotKind : std::uint8_t { kNone = 0, kWhole = 1, kPatch = 2 };

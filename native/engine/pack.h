@@ -1,0 +1,78 @@
+// Serving contents: one pack stream made from files as it is read, at any offset.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/fs.h"
+#include "engine/record.h"
+
+namespace sv {
+
+inline constexpr std::uint32_t kPackEnd = 0xFFFFFFFFU;
+inline constexpr std::uint32_t kZeroRun = 0x80000000U;     // bit of a record's length: zeros without data
+inline constexpr std::uint32_t kPackPiece = 1024 * 1024;   // data of one record at most
+inline constexpr std::size_t kPackHead = 8;                // "SVPK", version, 0
+inline constexpr std::size_t kPackRecordHead = 16;
+
+// The 8 bytes that a pack begins with.
+std::string packHead();
+// {ordinal, length, offset}
+std::string packRecordHead(std::uint32_t ordinal, std::uint32_t length, std::uint64_t offset);
+
+struct PackOptions {
+  std::string root;         // tree with the newest versions
+  std::string retired;      // folder of folders named by seq with replaced files; empty: none
+  std::uint64_t seq = 0;    // generation that is served
+  std::string items;        // docs/formats.md, "pack items"
+  bool strict = false;      // the ctime must match too (live consistency)
+};
+
+class PackReader {
+ public:
+  explicit PackReader(PackOptions options);
+
+  // Finds every file and its data; the length of the stream. CONTENT_CHANGED when a file is not the one described.
+  std::uint64_t plan();
+
+  // At most `max` bytes from `offset`; empty at the end. plan() must have been called.
+  std::string read(std::uint64_t offset, std::size_t max);
+
+ private:
+  struct Item {
+    std::uint32_t ordinal;
+    std::uint64_t ino;
+    std::string path;
+    std::uint64_t size;
+    std::int64_t mtimeNs;
+    std::int64_t ctimeNs;
+    std::uint64_t recordIno;
+    bool whole;
+    std::vector<std::pair<std::uint64_t, std::uint64_t>> runs;  // offset, length
+  };
+  struct Piece {
+    std::uint64_t at;  // in the stream
+    std::uint32_t item;
+    std::uint32_t length;
+    std::uint64_t offset;  // in the file
+  };
+
+  Fd find(const Item& item) const;
+  bool fits(const Item& item, int fd) const;
+  [[noreturn]] static void changed(const Item& item);
+  void addPieces(std::uint32_t index, std::uint64_t begin, std::uint64_t end);
+  void verify(const Item& item, int fd) const;
+
+  PackOptions options_;
+  std::vector<Item> items_;
+  std::vector<Piece> pieces_;
+  std::uint64_t end_ = 0;    // where the end record begins
+  std::uint64_t data_ = 0;
+  bool planned_ = false;
+  Fd open_;                  // of openItem_
+  std::uint32_t openItem_ = 0;
+};
+
+}  // namespace sv
