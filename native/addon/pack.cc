@@ -1,0 +1,183 @@
+// Border of serving, receiving and applying.
+#include <napi.h>
+
+#include <memory>
+#include <mutex>
+
+#include "addon/job.h"
+#include "addon/parts.h"
+#include "engine/apply.h"
+#include "engine/pack.h"
+#include "engine/unpack.h"
+
+namespace sv::addon {
+
+namespace {
+
+std::string field(const Napi::Object& object, const char* name) { return bytesOf(object.Get(name), name); }
+std::string optionalField(const Napi::Object& object, const char* name) {
+  const Napi::Value value = object.Get(name);
+  return value.IsNull() || value.IsUndefined() ? std::string() : bytesOf(value, name);
+}
+
+// One engine object, used by one job at a time; it lives as long as the wrapper or a running job needs it.
+template <typename T>
+struct Owned {
+  std::unique_ptr<T> object;
+  bool busy = false;  // JS thread only
+  bool closed = false;
+};
+
+template <typename T, typename Work, typename Finish>
+Napi::Value exclusive(Napi::Env env, const std::shared_ptr<Owned<T>>& owned, Work work, Finish finish) {
+  if (owned->closed) throw Napi::Error(env, toJsError(env, std::make_exception_ptr(Error("CLOSED", "CLOSED: already closed"))));
+  if (owned->busy)
+    throw Napi::Error(env, toJsError(env, std::make_exception_ptr(Error("BUSY", "BUSY: one call at a time"))));
+  owned->busy = true;
+  Napi::Promise promise = runJob(
+      env, [owned, work = std::move(work)]() mutable { return work(*owned->object); },
+      [finish = std::move(finish)](Napi::Env at, auto result) mutable -> Napi::Value { return finish(at, std::move(result)); });
+  // The flag falls when the promise settles, before the caller's own continuation runs.
+  const auto clear = Napi::Function::New(env, [owned](const Napi::CallbackInfo&) { owned->busy = false; });
+  promise.Get("then").As<Napi::Function>().Call(promise, {clear, clear});
+  return promise;
+}
+
+class JsPackReader : public Napi::ObjectWrap<JsPackReader> {
+ public:
+  static Napi::Function define(Napi::Env env) {
+    return DefineClass(env, "PackReader",
+                       {InstanceMethod<&JsPackReader::plan>("plan"), InstanceMethod<&JsPackReader::read>("read"),
+                        InstanceMethod<&JsPackReader::close>("close")});
+  }
+  explicit JsPackReader(const Napi::CallbackInfo& info) : Napi::ObjectWrap<JsPackReader>(info) {
+    guarded(info.Env(), [&] {
+      const Napi::Object object = info[0].As<Napi::Object>();
+      PackOptions options;
+      options.root = field(object, "root");
+      options.retired = optionalField(object, "retired");
+      options.seq = static_cast<std::uint64_t>(object.Get("seq").As<Napi::Number>().Int64Value());
+      options.items = field(object, "items");
+      options.strict = object.Get("strict").ToBoolean();
+      owned_->object = std::make_unique<PackReader>(std::move(options));
+    });
+  }
+
+ private:
+  Napi::Value plan(const Napi::CallbackInfo& info) {
+    return exclusive(
+        info.Env(), owned_, [](PackReader& reader) { return reader.plan(); },
+        [](Napi::Env env, std::uint64_t total) { return Napi::Number::New(env, static_cast<double>(total)); });
+  }
+  Napi::Value read(const Napi::CallbackInfo& info) {
+    const auto offset = static_cast<std::uint64_t>(info[0].As<Napi::Number>().Int64Value());
+    const auto max = static_cast<std::size_t>(info[1].As<Napi::Number>().Int64Value());
+    return exclusive(
+        info.Env(), owned_, [offset, max](PackReader& reader) { return reader.read(offset, max); },
+        [](Napi::Env env, std::string bytes) -> Napi::Value {
+          if (bytes.empty()) return env.Null();
+          return takeBuffer(env, std::move(bytes));
+        });
+  }
+  Napi::Value close(const Napi::CallbackInfo& info) {
+    owned_->closed = true;
+    owned_ = std::make_shared<Owned<PackReader>>();
+    owned_->closed = true;
+    return info.Env().Undefined();
+  }
+  std::shared_ptr<Owned<PackReader>> owned_ = std::make_shared<Owned<PackReader>>();
+};
+
+class JsUnpacker : public Napi::ObjectWrap<JsUnpacker> {
+ public:
+  static Napi::Function define(Napi::Env env) {
+    return DefineClass(env, "Unpacker",
+                       {InstanceMethod<&JsUnpacker::write>("write"), InstanceMethod<&JsUnpacker::end>("end"),
+                        InstanceMethod<&JsUnpacker::abort>("abort")});
+  }
+  explicit JsUnpacker(const Napi::CallbackInfo& info) : Napi::ObjectWrap<JsUnpacker>(info) {
+    guarded(info.Env(), [&] {
+      const Napi::Object object = info[0].As<Napi::Object>();
+      UnpackOptions options;
+      options.slots = field(object, "slots");
+      options.base = optionalField(object, "base");
+      options.items = field(object, "items");
+      owned_->object = std::make_unique<Unpacker>(std::move(options));
+    });
+  }
+
+ private:
+  Napi::Value write(const Napi::CallbackInfo& info) {
+    std::string bytes = bytesOf(info[0], "chunk");
+    return exclusive(
+        info.Env(), owned_,
+        [bytes = std::move(bytes)](Unpacker& unpacker) {
+          unpacker.write(bytes);
+          return true;
+        },
+        [](Napi::Env env, bool) { return env.Undefined(); });
+  }
+  Napi::Value end(const Napi::CallbackInfo& info) {
+    return exclusive(
+        info.Env(), owned_, [](Unpacker& unpacker) { return unpacker.end(); },
+        [](Napi::Env env, std::string out) { return takeBuffer(env, std::move(out)); });
+  }
+  Napi::Value abort(const Napi::CallbackInfo& info) {
+    return exclusive(
+        info.Env(), owned_,
+        [](Unpacker& unpacker) {
+          unpacker.abort();
+          return true;
+        },
+        [](Napi::Env env, bool) { return env.Undefined(); });
+  }
+  std::shared_ptr<Owned<Unpacker>> owned_ = std::make_shared<Owned<Unpacker>>();
+};
+
+Napi::Value applyJob(const Napi::CallbackInfo& info) {
+  return guarded(info.Env(), [&] {
+    const Napi::Object object = info[0].As<Napi::Object>();
+    ApplyOptions options;
+    options.root = field(object, "root");
+    options.slots = field(object, "slots");
+    options.retired = optionalField(object, "retired");
+    options.ops = field(object, "ops");
+    options.out = optionalField(object, "out");
+    options.phase = object.Get("phase").As<Napi::Number>().Int32Value();
+    return runJob(
+        info.Env(), [options] { return apply(options); },
+        [](Napi::Env env, ApplyResult r) {
+          Napi::Object out = Napi::Object::New(env);
+          out.Set("operations", static_cast<double>(r.operations));
+          out.Set("bytesWritten", static_cast<double>(r.bytesWritten));
+          out.Set("notEmpty", static_cast<double>(r.notEmpty));
+          out.Set("xattrsFailed", static_cast<double>(r.xattrsFailed));
+          return out;
+        });
+  });
+}
+
+// The classes' constructors, per environment.
+struct Classes {
+  Napi::FunctionReference reader;
+  Napi::FunctionReference unpacker;
+};
+
+void initPack(Napi::Env env, Napi::Object exports) {
+  auto classes = std::make_shared<Classes>();
+  classes->reader = Napi::Persistent(JsPackReader::define(env));
+  classes->unpacker = Napi::Persistent(JsUnpacker::define(env));
+  exports.Set("createPackReader", Napi::Function::New(
+                                      env, [classes](const Napi::CallbackInfo& info) -> Napi::Value { return classes->reader.New({info[0]}); },
+                                      "createPackReader"));
+  exports.Set("createUnpacker", Napi::Function::New(
+                                    env, [classes](const Napi::CallbackInfo& info) -> Napi::Value { return classes->unpacker.New({info[0]}); },
+                                    "createUnpacker"));
+  exports.Set("apply", Napi::Function::New(env, applyJob, "apply"));
+}
+
+}  // namespace
+
+SV_ADDON_PART(initPack)
+
+}  // namespace sv::addon
