@@ -7,7 +7,7 @@ import path from 'node:path';
 import { setImmediate } from 'node:timers/promises';
 import { SimpleVolumeError } from '../core/errors.ts';
 import type { Generation } from '../core/generation.ts';
-import { encodeRuns, type Run } from '../core/lists.ts';
+import { encodeRuns, type Run, unionRuns } from '../core/lists.ts';
 import { type HashFile, ManifestWriter } from '../core/manifest.ts';
 import type { ServedGeneration, VolumeName } from '../core/parts.ts';
 import {
@@ -129,7 +129,8 @@ function entryOf(row: Row, served: ServedGeneration, base: Generation | null): E
         `the index has no chunk list that fits ${printablePath(fields.path)}`,
         { path: printablePath(fields.path) },
       );
-    runs = base && served.runsSince(fields.path, base.seq);
+    const since = base && served.runsSince(fields.path, base.seq);
+    runs = since && unionRuns([since], fields.size);
     fields.flags |= runs ? Flag.chunksSparse : Flag.chunksFull;
     fields.chunks = runs ? sparseChunks(runs, fields.size, chunks) : chunks;
   }
