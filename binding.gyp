@@ -9,6 +9,7 @@
       'defines': [
         'NAPI_VERSION=8',
         'NAPI_CPP_EXCEPTIONS',
+        'NODE_API_SWALLOW_UNTHROWABLE_EXCEPTIONS',
         '_FILE_OFFSET_BITS=64',
         "SIMPLE_VOLUME_VERSION=\"<!(node -p \"require('./package.json').version\")\"",
       ],
