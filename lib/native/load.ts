@@ -22,3 +22,8 @@ function locate(): string {
 
 /** The addon. Loaded on import; throws when it is not built. */
 export const native = createRequire(import.meta.url)(locate()) as Native;
+
+/** The addon, for those who take it as a value. */
+export function loadNative(): Native {
+  return native;
+}
