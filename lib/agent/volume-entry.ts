@@ -1,0 +1,234 @@
+/** One volume on this node: which role it has, and everything that changes the role, one change after the other. */
+import { statSync } from 'node:fs';
+import { mkdir } from 'node:fs/promises';
+import { SimpleVolumeError } from '../core/errors.ts';
+import type {
+  Logger,
+  ServedVolume,
+  SourceStatus,
+  SyncRequest,
+  VolumeName,
+  VolumePaths,
+} from '../core/parts.ts';
+import { volumeKey } from '../core/parts.ts';
+import type { VolumeStore } from '../core/store.ts';
+import type { ReplicaVolume } from '../replica/replica-volume.ts';
+import type { SourceVolume } from '../source/source-volume.ts';
+import type { VolumeStatus, WatchStart } from './api.ts';
+import { Serial } from './semaphore.ts';
+
+export interface VolumeParts {
+  /** new objects per role; the store stays */
+  source(entry: VolumeEntry): SourceVolume;
+  replica(entry: VolumeEntry): ReplicaVolume;
+  /** targets, grants, addresses of a started watch */
+  startDelivery(entry: VolumeEntry, watch: WatchStart): void;
+  stopDelivery(entry: VolumeEntry): Promise<void>;
+  withTargets(entry: VolumeEntry, status: SourceStatus): SourceStatus;
+  /** transfers and browse readings of this volume end */
+  dropReaders(name: VolumeName): Promise<void>;
+}
+
+type Role = 'active' | 'replica';
+
+export class VolumeEntry implements VolumeName {
+  readonly namespace: string;
+  readonly volume: string;
+  readonly paths: VolumePaths;
+  readonly store: VolumeStore;
+  readonly log: Logger;
+  readonly #parts: VolumeParts;
+  readonly #serial = new Serial();
+  #source: SourceVolume | null = null;
+  #replica: ReplicaVolume | null = null;
+
+  constructor(name: VolumeName, paths: VolumePaths, store: VolumeStore, log: Logger, parts: VolumeParts) {
+    this.namespace = name.namespace;
+    this.volume = name.volume;
+    this.paths = paths;
+    this.store = store;
+    this.log = log;
+    this.#parts = parts;
+  }
+
+  get role(): Role {
+    return this.store.meta<Role>('role') ?? 'replica';
+  }
+  /** The started watch, as it was asked for; null: none. */
+  get watch(): WatchStart | null {
+    return this.store.meta<WatchStart>('watch') ?? null;
+  }
+  /** Highest epoch seen. */
+  get epoch(): number {
+    return this.store.meta<number>('epoch') ?? 0;
+  }
+  get source(): SourceVolume | null {
+    return this.#source;
+  }
+  get replica(): ReplicaVolume | null {
+    return this.#replica;
+  }
+  get served(): ServedVolume | null {
+    return this.role === 'active' ? this.#source : this.#replica;
+  }
+
+  status(): VolumeStatus {
+    if (this.role === 'active' && this.#source)
+      return this.#parts.withTargets(this, this.#source.status() as SourceStatus);
+    if (this.#replica) return this.#replica.status();
+    throw new SimpleVolumeError('NOT_READY', `the volume ${volumeKey(this)} is not open yet`);
+  }
+
+  /** After a start of the agent: unfinished journals are finished, a durable watch goes on. */
+  recover(): Promise<void> {
+    return this.#serial.run(async () => {
+      if (this.role === 'replica') {
+        this.#replica = this.#parts.replica(this);
+        await this.#replica.recover();
+        return;
+      }
+      this.#source = this.#parts.source(this);
+      await this.#source.recover();
+      const watch = this.watch;
+      if (watch) await this.#begin(watch, watch.epoch ?? this.epoch);
+    });
+  }
+
+  async #remember(epoch: number, role: Role, watch: WatchStart | null): Promise<void> {
+    await this.store.transaction(() => {
+      this.store.setMeta('epoch', Math.max(epoch, this.epoch));
+      this.store.setMeta('role', role);
+      if (watch) this.store.setMeta('watch', watch);
+      else this.store.deleteMeta('watch');
+    });
+    await this.store.durable();
+  }
+
+  async #begin(watch: WatchStart, epoch: number): Promise<void> {
+    const source = this.#source as SourceVolume;
+    await source.start(watch.policy, epoch);
+    this.#parts.startDelivery(this, watch);
+  }
+
+  #refuseOlder(epoch: number): void {
+    if (epoch < this.epoch)
+      throw new SimpleVolumeError(
+        'EPOCH_OLD',
+        `epoch ${epoch} of ${volumeKey(this)} is over: this node has seen epoch ${this.epoch}`,
+        { field: 'epoch' },
+      );
+  }
+
+  start(request: WatchStart): Promise<VolumeStatus> {
+    return this.#serial.run(async () => {
+      const active = this.role === 'active';
+      const epoch = request.epoch ?? (active || this.epoch === 0 ? Math.max(this.epoch, 1) : 0);
+      const wasReplica = !active && this.epoch > 0;
+      if (epoch === 0 || (wasReplica && epoch === this.epoch))
+        throw new SimpleVolumeError(
+          'FIELD_INVALID',
+          `epoch must be higher than ${this.epoch}: this node is a replica of ${volumeKey(this)}, and only a new epoch makes it the active one`,
+          { field: 'epoch' },
+        );
+      this.#refuseOlder(epoch);
+      let isDirectory = false;
+      try {
+        isDirectory = statSync(this.paths.live).isDirectory();
+      } catch {
+        // told below
+      }
+      if (!isDirectory)
+        throw new SimpleVolumeError(
+          'VOLUME_UNKNOWN',
+          `${this.paths.live} is no directory: the volume is not on this node, and it is never created by a watch`,
+          { path: this.paths.live },
+        );
+      const watch: WatchStart = { ...request, epoch };
+      if (active && this.#source && this.watch && JSON.stringify(this.watch) === JSON.stringify(watch))
+        return this.status();
+      if (this.#replica) {
+        await this.#replica.promote(epoch);
+        await this.#replica.stop();
+        await this.#parts.dropReaders(this);
+        this.#replica = null;
+      }
+      if (this.#source) {
+        await this.#parts.stopDelivery(this);
+        await this.#source.stop();
+      }
+      await this.#remember(epoch, 'active', watch);
+      this.#source ??= this.#parts.source(this);
+      await this.#begin(watch, epoch);
+      this.log.info({ volume: volumeKey(this), epoch, targets: watch.targets.length }, 'watch started');
+      return this.status();
+    });
+  }
+
+  stop(epoch: number | null): Promise<VolumeStatus> {
+    return this.#serial.run(async () => {
+      if (epoch !== null) this.#refuseOlder(epoch);
+      if (this.role !== 'active' || !this.#source)
+        throw new SimpleVolumeError('NOT_ACTIVE', `no watch of ${volumeKey(this)} runs on this node`);
+      await this.#parts.stopDelivery(this);
+      await this.#source.stop();
+      await this.#remember(epoch ?? this.epoch, 'active', null);
+      this.log.info({ volume: volumeKey(this) }, 'watch stopped');
+      return this.status();
+    });
+  }
+
+  /** The replica that takes this request; an active volume of an older epoch steps down first. */
+  #asReplica(request: SyncRequest): Promise<ReplicaVolume> {
+    return this.#serial.run(async () => {
+      this.#refuseOlder(request.epoch);
+      if (this.role === 'active') {
+        if (request.epoch === this.epoch)
+          throw new SimpleVolumeError(
+            'VOLUME_ACTIVE',
+            `this node is the active one of ${volumeKey(this)} in epoch ${this.epoch}`,
+          );
+        this.log.warn(
+          { volume: volumeKey(this), epoch: request.epoch, was: this.epoch, source: request.source.node },
+          'another node is active in a newer epoch: this one steps down, its tree goes to the backups',
+        );
+        if (this.#source) {
+          await this.#parts.stopDelivery(this);
+          await this.#source.stop();
+          await this.#parts.dropReaders(this);
+          this.#source = null;
+        }
+        // Written to under an older epoch: whatever generation it is at, its tree is kept aside before a restore.
+        await this.store.transaction(() => this.store.setMeta('demoted', { epoch: this.epoch }));
+        await this.#remember(request.epoch, 'replica', null);
+      } else if (request.epoch > this.epoch) {
+        await this.#remember(request.epoch, 'replica', null);
+      }
+      if (!this.#replica) {
+        await mkdir(this.paths.incoming, { recursive: true, mode: 0o700 });
+        this.#replica = this.#parts.replica(this);
+        await this.#replica.recover();
+      }
+      return this.#replica;
+    });
+  }
+
+  async sync(request: SyncRequest): Promise<VolumeStatus> {
+    const replica = await this.#asReplica(request);
+    replica.sync(request);
+    return replica.status();
+  }
+
+  async fullSync(request: SyncRequest): Promise<{ id: string; started: boolean; reason?: string }> {
+    return (await this.#asReplica(request)).fullSync(request);
+  }
+
+  close(): Promise<void> {
+    return this.#serial.run(async () => {
+      if (this.#source) {
+        await this.#parts.stopDelivery(this);
+        await this.#source.stop();
+      }
+      if (this.#replica) await this.#replica.stop();
+    });
+  }
+}
