@@ -97,10 +97,11 @@ bool Marks::has(std::uint32_t directory, std::string_view name, std::uint8_t bit
 
 void Marks::addName(std::uint32_t directory, std::string_view name, std::uint8_t bits) {
   Directory& entry = directories_[directory];
-  if (entry.type != 0) {
-    entry.bits = static_cast<std::uint8_t>(entry.bits | bits);
+  if (entry.children) {
+    entry.childrenBits = static_cast<std::uint8_t>(entry.childrenBits | bits);
     return;
   }
+  if (entry.subtree && (bits & mark::kDeleted) == 0) return;
   if (!entry.names.add(name, bits)) return;
   ++names_;
   if (entry.names.size() > kMaxNamesPerDirectory) collapse(entry);
@@ -109,9 +110,9 @@ void Marks::addName(std::uint32_t directory, std::string_view name, std::uint8_t
 
 void Marks::collapse(Directory& directory) {
   names_ -= directory.names.size();
-  if (directory.type == 0) ++marked_;
-  directory.type = std::max(directory.type, mark::kDirectory);
-  directory.bits = static_cast<std::uint8_t>(directory.bits | directory.names.allBits());
+  if (!directory.marked()) ++marked_;
+  directory.children = true;
+  directory.childrenBits = static_cast<std::uint8_t>(directory.childrenBits | directory.names.allBits());
   directory.names.clear();
 }
 
@@ -131,27 +132,25 @@ void Marks::shrink() {
 
 void Marks::addDirectory(std::uint32_t directory, std::uint8_t type, std::uint8_t bits) {
   Directory& entry = directories_[directory];
-  if (entry.type == 0) ++marked_;
-  entry.type = std::max(entry.type, type);
-  entry.bits = static_cast<std::uint8_t>(entry.bits | bits);
+  if (!entry.marked()) ++marked_;
+  bool& set = type == mark::kSubtree ? entry.subtree : entry.children;
+  std::uint8_t& old = type == mark::kSubtree ? entry.subtreeBits : entry.childrenBits;
+  set = true;
+  old = static_cast<std::uint8_t>(old | bits);
 }
 
 void Marks::addPath(std::string_view path, std::uint8_t type, std::uint8_t bits) {
-  Loose& entry = paths_.try_emplace(std::string(path), Loose{type, 0}).first->second;
-  entry.type = std::max(entry.type, type);
-  entry.bits = static_cast<std::uint8_t>(entry.bits | bits);
-}
-
-std::uint8_t Marks::typeOf(std::uint32_t directory) const {
-  const auto it = directories_.find(directory);
-  return it == directories_.end() ? std::uint8_t{0} : it->second.type;
+  std::string key(1, static_cast<char>(type));
+  key += path;
+  std::uint8_t& entry = paths_[std::move(key)];
+  entry = static_cast<std::uint8_t>(entry | bits);
 }
 
 void Marks::forget(std::uint32_t directory) {
   const auto it = directories_.find(directory);
   if (it == directories_.end()) return;
   names_ -= it->second.names.size();
-  if (it->second.type != 0) --marked_;
+  if (it->second.marked()) --marked_;
   directories_.erase(it);
 }
 

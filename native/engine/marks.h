@@ -66,9 +66,14 @@ class Marks {
   static constexpr std::size_t kMaxDirectories = 32768;
 
   struct Directory {
-    std::uint8_t type = 0;  // 0: only names
-    std::uint8_t bits = 0;  // of the directory mark
+    // A mark on the children and one on all below may stand side by side, so that the evidence of a deletion among
+    // the children does not pass for evidence of deletions everywhere below.
+    bool children = false;
+    bool subtree = false;
+    std::uint8_t childrenBits = 0;
+    std::uint8_t subtreeBits = 0;
     NameSet names;
+    bool marked() const { return children || subtree; }
   };
 
   // A directory is a number (a node of the watcher).
@@ -77,7 +82,6 @@ class Marks {
   void addDirectory(std::uint32_t directory, std::uint8_t type, std::uint8_t bits);
   // Marks by path, for what has no directory number.
   void addPath(std::string_view path, std::uint8_t type, std::uint8_t bits);
-  std::uint8_t typeOf(std::uint32_t directory) const;
   // The directory is no more: so are its marks.
   void forget(std::uint32_t directory);
   void clear();
@@ -90,18 +94,17 @@ class Marks {
   std::uint64_t size() const { return names_ + marked_ + paths_.size(); }
 
   const std::unordered_map<std::uint32_t, Directory>& directories() const { return directories_; }
-  struct Loose {
-    std::uint8_t type;
-    std::uint8_t bits;
-  };
-  const std::unordered_map<std::string, Loose>& paths() const { return paths_; }
+  // Bits by type and path in one key, since marks of different types on one path say different things.
+  const std::unordered_map<std::string, std::uint8_t>& paths() const { return paths_; }
+  static std::uint8_t typeOf(std::string_view key) { return static_cast<std::uint8_t>(key.front()); }
+  static std::string_view pathOf(std::string_view key) { return key.substr(1); }
 
  private:
   void collapse(Directory& directory);
   void shrink();
 
   std::unordered_map<std::uint32_t, Directory> directories_;
-  std::unordered_map<std::string, Loose> paths_;
+  std::unordered_map<std::string, std::uint8_t> paths_;
   std::uint32_t names_ = 0;
   std::uint32_t marked_ = 0;  // directories with a type
 };
