@@ -47,13 +47,17 @@ export interface VolumeStore extends IndexReader {
   put(record: Buffer, copyIno: bigint, chunks: Buffer | null): void;
   /** Removes the row and leaves a tombstone of generation `seq`. */
   remove(path: Buffer, seq: number): void;
-  putRuns(path: Buffer, seq: number, runs: Run[]): void;
+  /** null: the content changed and nobody knows where */
+  putRuns(path: Buffer, seq: number, runs: Run[] | null): void;
   /** Removes tombstones and runs up to `seq`; differences from older bases are no longer possible. */
   prune(seq: number): void;
   /** Lowest base seq from which a difference can be told. */
   horizon(): number;
   addGeneration(row: GenerationRow): void;
+  /** Newest first. */
   generations(limit: number): GenerationRow[];
+  /** Forgets the generations after `seq`: they belong to a line that ended. */
+  dropGenerationsAfter(seq: number): void;
   /** Runs `work` in one transaction. It may give the event loop air by awaiting `breathe()` between slices; nothing else writes to this store meanwhile. */
   transaction<T>(work: (breathe: () => Promise<void>) => Promise<T> | T): Promise<T>;
   /** Makes everything committed so far durable (fdatasync of the write-ahead log on the addon's threads). */

@@ -256,6 +256,10 @@ class SqliteVolumeStore extends Reader implements VolumeStore {
     this.sql('DELETE FROM generation WHERE seq <= ? - 1000').run(row.seq);
   }
 
+  dropGenerationsAfter(seq: number): void {
+    this.sql('DELETE FROM generation WHERE seq > ?').run(seq);
+  }
+
   generations(limit: number): GenerationRow[] {
     const rows = this.sql('SELECT * FROM generation ORDER BY seq DESC LIMIT ?').all(limit) as unknown as { seq: number; epoch: number; sealed_at: number; quiescent: number; entries: number; bytes: number; changed: number }[];
     return rows.map((r) => ({ seq: r.seq, epoch: r.epoch, sealedAt: r.sealed_at, quiescent: r.quiescent === 1, entries: r.entries, bytes: r.bytes, changed: r.changed }));
