@@ -1,0 +1,569 @@
+/**
+ * The agent of a storage node: one pool, its volumes in either role, the HTTP API and the WebDAV tree. This file
+ * only wires; what is done is in the rooms source, transfer and replica.
+ *
+ * A configuration that is wrong ends the process (command.ts). A pool that is missing, foreign or in use does not:
+ * the agent stays up, not ready, says why, and tries again, so that a disk that is mounted late just works.
+ */
+import type { AddressInfo } from 'node:net';
+import type { FastifyInstance } from 'fastify';
+import { SimpleVolumeError } from '../core/errors.ts';
+import { formatGeneration, type Generation, parseGeneration } from '../core/generation.ts';
+import { createHttpClient, type HttpClient } from '../core/http-client.ts';
+import {
+  type Clock,
+  type Condition,
+  type Logger,
+  type Offer,
+  type OfferedPack,
+  type ServedVolume,
+  type SourceStatus,
+  type SyncRequest,
+  type VolumeName,
+  volumeKey,
+} from '../core/parts.ts';
+import { native } from '../native/load.ts';
+import type { Native, Watcher } from '../native/types.ts';
+import { ReplicaVolume } from '../replica/replica-volume.ts';
+import { Beats } from '../source/beats.ts';
+import { Delivery } from '../source/deliver.ts';
+import { SourceVolume } from '../source/source-volume.ts';
+import { type OpenStore, openVolumeStore } from '../store/volume-store.ts';
+import { createGrants, type Grants } from '../transfer/grant.ts';
+import { Offers } from '../transfer/offers.ts';
+import { createPuller } from '../transfer/pull.ts';
+import { findRclone } from '../transfer/rclone-binary.ts';
+import { Webdav } from '../transfer/webdav.ts';
+import type {
+  AgentApi,
+  Backup,
+  Beat,
+  BeatReply,
+  FullSyncRun,
+  Principal,
+  VolumeStatus,
+  WatchStart,
+} from './api.ts';
+import { createAuthenticate } from './auth.ts';
+import { bootId, systemClock } from './clock.ts';
+import { type AgentConfig, addressUrl } from './config.ts';
+import { createLogger } from './logger.ts';
+import { type AgentMetrics, createMetrics } from './metrics.ts';
+import { Pool } from './pool.ts';
+import { Semaphore } from './semaphore.ts';
+import { createServer } from './server.ts';
+import { VolumeEntry, type VolumeParts } from './volume-entry.ts';
+
+const POOL_CHECK_MS = 5_000;
+const WRITE_PROBE_MS = 10_000;
+const STAGE_JOBS = 2;
+
+/** What there is only while the pool is usable. */
+interface Open {
+  pool: Pool;
+  watcher: Watcher;
+  stores: Map<string, OpenStore>;
+  volumes: Map<string, VolumeEntry>;
+}
+
+interface Delivering {
+  delivery: Delivery;
+  detach(): void;
+}
+
+export class Agent implements AgentApi {
+  readonly #config: AgentConfig;
+  readonly #log: Logger;
+  readonly #native: Native;
+  readonly #clock: Clock;
+  readonly #http: HttpClient = createHttpClient();
+  readonly #grants: Grants;
+  readonly #beats: Beats;
+  readonly #offers: Offers;
+  readonly #metrics: AgentMetrics;
+  readonly #jobs = new Semaphore(STAGE_JOBS);
+  readonly #deliveries = new Map<VolumeEntry, Delivering>();
+  readonly #watchNumbers = { next: 1 };
+  #webdav: Webdav | null = null;
+  #api: FastifyInstance | null = null;
+  #open: Open | null = null;
+  #opening = true;
+  #problem: string | null = 'the pool is not open yet';
+  #rclone: string | null = null;
+  #rcloneProblem: string | null = null;
+  #writable: { at: number; problem: string | null } = { at: -Infinity, problem: null };
+  #poolTimer: { cancel(): void } | null = null;
+  #url = '';
+  #webdavUrl = '';
+  #stopped = false;
+
+  private constructor(config: AgentConfig, version: string) {
+    this.#config = config;
+    this.#log = createLogger(config.logLevel, config.node);
+    this.#native = native;
+    this.#clock = systemClock(native);
+    this.#grants = createGrants(config.token);
+    this.#metrics = createMetrics(version);
+    this.#beats = new Beats({
+      http: this.#http,
+      clock: this.#clock,
+      log: this.#log,
+      node: config.node,
+      bootId: bootId(),
+      intervalMs: config.beatMs,
+    });
+    this.#offers = new Offers({ native, clock: this.#clock, log: this.#log });
+  }
+
+  /** Listens, opens the pool, takes the volumes up where they were. Rejects when an address cannot be had. */
+  static async start(config: AgentConfig, version = native.version()): Promise<Agent> {
+    const agent = new Agent(config, version);
+    await agent.#listen();
+    agent.#log.info(
+      { http: agent.#url, webdav: agent.#webdavUrl, pool: config.poolPath, version },
+      'agent listens',
+    );
+    await agent.#lookForRclone();
+    await agent.#checkPool();
+    return agent;
+  }
+
+  get url(): string {
+    return this.#url;
+  }
+  get webdavUrl(): string {
+    return this.#webdavUrl;
+  }
+
+  async #listen(): Promise<void> {
+    const { http, webdav, advertise, advertiseWebdav, browseAuth, token } = this.#config;
+    const authenticate = createAuthenticate(token, (text) => this.#grants.verify(text));
+    this.#api = createServer(this, authenticate, this.#log);
+    await this.#api.listen({ host: http.host, port: http.port });
+    const real = this.#api.server.address() as AddressInfo;
+    this.#url = advertise ?? addressUrl({ host: http.host, port: real.port });
+    this.#webdav = new Webdav({
+      offers: this.#offers,
+      volumes: {
+        list: () => this.#entries().flatMap((e) => (e.served ? [e.served] : [])),
+        get: (name) => this.#open?.volumes.get(volumeKey(name))?.served ?? null,
+      },
+      authenticate,
+      browseAuth,
+      clock: this.#clock,
+      log: this.#log,
+      onSent: (bytes) => this.#metrics.servedBytes.inc(bytes),
+    });
+    const dav = await this.#webdav.listen(webdav.port, webdav.host);
+    this.#webdavUrl = advertiseWebdav ?? addressUrl({ host: webdav.host, port: dav.port });
+  }
+
+  async #lookForRclone(): Promise<void> {
+    try {
+      const found = await findRclone();
+      this.#rclone = found.path;
+      this.#rcloneProblem = null;
+      if (found.warning) this.#log.warn({ rclone: found.path, version: found.version }, found.warning);
+    } catch (error) {
+      this.#rcloneProblem = (error as Error).message;
+    }
+  }
+
+  /** Opens the pool, or notices that it is gone; again every few seconds for as long as the agent runs. */
+  async #checkPool(): Promise<void> {
+    if (this.#stopped) return;
+    if (this.#open) {
+      const problem = this.#open.pool.problem();
+      if (problem) {
+        this.#log.error({ problem }, 'the pool is gone: nothing on it is touched until it is back');
+        this.#problem = problem;
+        await this.#closePool();
+      }
+    } else {
+      try {
+        await this.#openPool();
+        this.#problem = null;
+        this.#log.info({ pool: this.#config.poolPath, volumes: this.#entries().length }, 'pool is open');
+      } catch (error) {
+        const { message } = error as Error;
+        if (message !== this.#problem) this.#log.error({ problem: message }, 'the pool cannot be used');
+        this.#problem = message;
+      }
+    }
+    this.#opening = false;
+    if (this.#rclone === null) await this.#lookForRclone();
+    if (this.#stopped) return;
+    this.#poolTimer = this.#clock.setTimeout(() => {
+      this.#checkPool().catch((error: Error) => this.#log.error({ err: error }, 'pool check failed'));
+    }, POOL_CHECK_MS);
+  }
+
+  async #openPool(): Promise<void> {
+    const { poolPath, poolName, node, allowNonEmptyPool, expectPoolId } = this.#config;
+    const pool = Pool.open({
+      path: poolPath,
+      name: poolName,
+      node,
+      allowNonEmpty: allowNonEmptyPool,
+      expectId: expectPoolId,
+    });
+    const watcher = this.#native.createWatcher(() => this.#wake());
+    this.#open = { pool, watcher, stores: new Map(), volumes: new Map() };
+    // One volume that cannot be opened concerns itself only.
+    for (const name of pool.volumes()) {
+      try {
+        await this.#entry(name).recover();
+      } catch (error) {
+        this.#log.error({ volume: volumeKey(name), err: error as Error }, 'the volume cannot be taken up');
+      }
+    }
+  }
+
+  async #closePool(): Promise<void> {
+    const open = this.#open;
+    if (!open) return;
+    this.#open = null;
+    for (const entry of open.volumes.values()) {
+      try {
+        await this.#parts.dropReaders(entry);
+        await entry.close();
+      } catch (error) {
+        this.#log.error({ volume: volumeKey(entry), err: error as Error }, 'the volume did not close cleanly');
+      }
+    }
+    await open.watcher.close();
+    for (const store of open.stores.values()) store.close();
+    open.pool.close();
+  }
+
+  async stop(reason: string): Promise<void> {
+    if (this.#stopped) return;
+    this.#stopped = true;
+    this.#log.info({ reason }, 'agent stops');
+    this.#poolTimer?.cancel();
+    await this.#beats.stop();
+    await this.#closePool();
+    await this.#offers.close();
+    await this.#webdav?.close();
+    await this.#api?.close();
+    this.#http.close();
+  }
+
+  #wake(): void {
+    for (const entry of this.#entries()) entry.source?.wake();
+  }
+
+  #entries(): VolumeEntry[] {
+    return this.#open ? [...this.#open.volumes.values()] : [];
+  }
+
+  #need(): Open {
+    if (!this.#open) throw new SimpleVolumeError('NOT_READY', this.#problem ?? 'the pool is not open');
+    return this.#open;
+  }
+
+  /** The volume's entry, made when it is new (its state folder too, never its live tree). */
+  #entry(name: VolumeName): VolumeEntry {
+    const open = this.#need();
+    const key = volumeKey(name);
+    const known = open.volumes.get(key);
+    if (known) return known;
+    const paths = open.pool.volume(name);
+    const store = openVolumeStore(paths.state, name.namespace, name.volume, {
+      syncFile: (path) => this.#native.syncFile(path),
+    });
+    open.stores.set(key, store);
+    const entry = new VolumeEntry(name, paths, store, this.#log.child({ volume: key }), this.#parts);
+    open.volumes.set(key, entry);
+    return entry;
+  }
+
+  #known(name: VolumeName): VolumeEntry {
+    const entry = this.#need().volumes.get(volumeKey(name));
+    if (!entry)
+      throw new SimpleVolumeError(
+        'VOLUME_UNKNOWN',
+        `no volume ${volumeKey(name)} on node ${this.#config.node}`,
+        { node: this.#config.node },
+      );
+    return entry;
+  }
+
+  readonly #parts: VolumeParts = {
+    source: (entry) =>
+      new SourceVolume({
+        name: entry,
+        paths: entry.paths,
+        store: entry.store,
+        native: this.#native,
+        watcher: this.#need().watcher,
+        watchNumber: this.#watchNumbers.next++,
+        clock: this.#clock,
+        log: entry.log,
+        jobs: this.#jobs,
+        auditMs: this.#config.auditMs,
+        onCut: () => this.#deliveries.get(entry)?.delivery.cut(),
+        onSealed: (generation) => this.#deliveries.get(entry)?.delivery.sealed(generation),
+        onStaged: (bytes) => this.#metrics.stagedBytes.inc(bytes),
+      }),
+    replica: (entry) =>
+      new ReplicaVolume({
+        name: entry,
+        paths: entry.paths,
+        store: entry.store as OpenStore,
+        native: this.#native,
+        clock: this.#clock,
+        log: entry.log,
+        bootId: bootId(),
+        puller: createPuller({
+          http: this.#http,
+          rclone: () => this.#rclone,
+          node: this.#config.node,
+          hashFile: this.#native.hashFile,
+          onReceived: (bytes) => this.#metrics.pulledBytes.inc(bytes),
+        }),
+        isActive: () => entry.role === 'active',
+        onPull: (outcome) => this.#metrics.pulls.inc({ outcome }),
+      }),
+    startDelivery: (entry, watch) => {
+      const { namespace, volume } = entry;
+      const source = entry.source as SourceVolume;
+      const epoch = watch.epoch as number;
+      const delivery = new Delivery(
+        {
+          http: this.#http,
+          clock: this.#clock,
+          log: entry.log,
+          beats: this.#beats,
+          node: this.#config.node,
+          grant: (scope) => this.#grants.mint(scope),
+          random: Math.random,
+        },
+        {
+          namespace,
+          volume,
+          epoch,
+          url: watch.sourceUrl ?? this.#url,
+          webdavUrl: watch.sourceWebdavUrl ?? this.#webdavUrl,
+          targets: watch.targets.map((t) => ({ ...t })),
+          policy: watch.policy,
+        },
+      );
+      const beat = {
+        namespace,
+        volume,
+        epoch,
+        look: () => ({ generation: source.generation(), complete: source.complete() }),
+        answer: (target: (typeof delivery.targets)[number], generation: string | null, state: string) =>
+          delivery.beat(target, generation, state),
+      };
+      for (const target of delivery.targets) this.#beats.add(target, beat);
+      this.#deliveries.set(entry, {
+        delivery,
+        detach: () => {
+          for (const target of delivery.targets) this.#beats.remove(target, beat);
+        },
+      });
+      const generation = source.generation();
+      if (generation) delivery.resume(generation);
+    },
+    stopDelivery: async (entry) => {
+      const running = this.#deliveries.get(entry);
+      if (!running) return;
+      this.#deliveries.delete(entry);
+      running.detach();
+      running.delivery.stop();
+    },
+    withTargets: (entry, status) => {
+      const delivery = this.#deliveries.get(entry)?.delivery;
+      if (!delivery) return status;
+      const delivered = delivery.delivered();
+      const conditions: Condition[] = delivery.superseded()
+        ? [
+            ...status.conditions,
+            {
+              type: 'Superseded',
+              message: 'a replica has seen a newer epoch: this node is no longer the active one of the volume',
+              since: this.#clock.now(),
+            },
+          ]
+        : status.conditions;
+      return {
+        ...status,
+        conditions,
+        delivered: delivered && formatGeneration(delivered),
+        targets: delivery.status(),
+      };
+    },
+    dropReaders: async (name) => {
+      await this.#offers.dropVolume(name);
+      await this.#webdav?.dropVolume(name);
+    },
+  };
+
+  async watchStart(request: WatchStart): Promise<SourceStatus> {
+    const { includePaths, excludePaths } = request.policy;
+    try {
+      this.#native.compileFilter(
+        includePaths.map((p) => Buffer.from(p)),
+        excludePaths.map((p) => Buffer.from(p)),
+      );
+    } catch (error) {
+      const { pattern, reason, message } = error as Error & { pattern?: string; reason?: string };
+      const field = pattern !== undefined && excludePaths.includes(String(pattern)) ? 'excludePaths' : 'includePaths';
+      throw new SimpleVolumeError('PATTERN_INVALID', `${field}: ${JSON.stringify(String(pattern ?? ''))} ${reason ?? message}`, { field });
+    }
+    return (await this.#entry(request).start(request)) as SourceStatus;
+  }
+
+  async watchStop(name: VolumeName, epoch: number | null): Promise<SourceStatus> {
+    return (await this.#known(name).stop(epoch)) as SourceStatus;
+  }
+
+  watchStatus(name: VolumeName | null): SourceStatus[] {
+    const entries = name ? [this.#known(name)] : this.#entries();
+    return entries.flatMap((e) => {
+      const status = e.role === 'active' && e.source ? [e.status()] : [];
+      return status as SourceStatus[];
+    });
+  }
+
+  async syncBatch(request: SyncRequest): Promise<{ state: string; generation: string | null }> {
+    const status = await this.#entry(request).sync(request);
+    return { state: status.state, generation: status.generation };
+  }
+
+  fullSync(request: SyncRequest): Promise<{ id: string; started: boolean; reason?: string }> {
+    return this.#entry(request).fullSync(request);
+  }
+
+  fullSyncStatus(id: string): FullSyncRun | null {
+    for (const entry of this.#entries()) {
+      const run = entry.replica?.fullSyncRun(id);
+      if (run) return run;
+    }
+    return null;
+  }
+
+  async createTransfer(
+    request: VolumeName & { epoch: number; node: string; have: Generation | null; full: boolean },
+  ): Promise<Offer> {
+    const entry = this.#known(request);
+    const served: ServedVolume | null = entry.served;
+    if (!served)
+      throw new SimpleVolumeError('NOTHING_SEALED', `${volumeKey(request)} has no generation on this node`);
+    if (request.epoch < entry.epoch)
+      throw new SimpleVolumeError('EPOCH_OLD', `epoch ${request.epoch} of ${volumeKey(request)} is over: this node has seen epoch ${entry.epoch}`, { field: 'epoch' });
+    return this.#offers.create(served, `${entry.paths.shadow}/offers`, request);
+  }
+
+  transferNeeds(id: string, principal: Principal, ordinals: Uint32Array): Promise<OfferedPack[]> {
+    return this.#offers.needs(id, principal, ordinals);
+  }
+
+  dropTransfer(id: string, principal: Principal): Promise<void> {
+    return this.#offers.drop(id, principal);
+  }
+
+  async confirm(
+    request: VolumeName & { epoch: number; node: string; generation: Generation; state: string; problems: Condition[] },
+  ): Promise<void> {
+    const entry = this.#known(request);
+    if (request.epoch < entry.epoch)
+      throw new SimpleVolumeError('EPOCH_OLD', `epoch ${request.epoch} of ${volumeKey(request)} is over: this node has seen epoch ${entry.epoch}`, { field: 'epoch' });
+    this.#deliveries.get(entry)?.delivery.holds(request.node, request.generation, request.state);
+  }
+
+  beat(request: Beat): BeatReply {
+    const volumes = request.volumes.flatMap((v) => {
+      const entry = this.#open?.volumes.get(volumeKey(v));
+      if (!entry) return [{ namespace: v.namespace, volume: v.volume, epoch: v.epoch, generation: null, state: 'unknown' }];
+      const replica = entry.replica;
+      // An older epoch's beats say nothing about this volume any more.
+      if (replica && v.generation && v.epoch === entry.epoch)
+        replica.beat(parseGeneration(v.generation), v.complete, v.echo);
+      const status = replica?.status();
+      return [
+        {
+          namespace: v.namespace,
+          volume: v.volume,
+          epoch: entry.epoch,
+          generation: status?.generation ?? null,
+          state: status?.state ?? 'active',
+        },
+      ];
+    });
+    return { node: this.#config.node, clock: this.#clock.boot(), volumes };
+  }
+
+  async prepare(
+    request: VolumeName & { epoch: number | null; confirm: number | 'all'; timeoutMs: number },
+  ): Promise<{ generation: string; quiescent: boolean; confirmed: string[] }> {
+    const entry = this.#known(request);
+    if (request.epoch !== null && request.epoch < entry.epoch)
+      throw new SimpleVolumeError('EPOCH_OLD', `epoch ${request.epoch} of ${volumeKey(request)} is over: this node has seen epoch ${entry.epoch}`, { field: 'epoch' });
+    const source = entry.role === 'active' ? entry.source : null;
+    const delivery = this.#deliveries.get(entry)?.delivery;
+    if (!source || !delivery)
+      throw new SimpleVolumeError('NOT_ACTIVE', `no watch of ${volumeKey(request)} runs on this node`);
+    const { generation, quiescent } = await source.flush();
+    const count = request.confirm === 'all' ? delivery.targets.length : request.confirm;
+    const confirmed = await delivery.waitForHolders(generation, count, request.timeoutMs);
+    if (confirmed.length < count)
+      throw new SimpleVolumeError(
+        'TIMEOUT',
+        `${confirmed.length} of ${count} replicas confirmed ${formatGeneration(generation)} in time${confirmed.length ? ` (${confirmed.join(', ')})` : ''}`,
+      );
+    return { generation: formatGeneration(generation), quiescent, confirmed };
+  }
+
+  async force(name: VolumeName, epoch: number | null, condition: string): Promise<VolumeStatus> {
+    const entry = this.#known(name);
+    if (epoch !== null && epoch < entry.epoch)
+      throw new SimpleVolumeError('EPOCH_OLD', `epoch ${epoch} is over: this node has seen epoch ${entry.epoch}`, { field: 'epoch' });
+    if (entry.role !== 'active' || !entry.source)
+      throw new SimpleVolumeError('NOT_ACTIVE', `no watch of ${volumeKey(name)} runs on this node`);
+    await entry.source.force(condition);
+    return entry.status();
+  }
+
+  volumes(): VolumeStatus[] {
+    return this.#entries().flatMap((e) => (e.source || e.replica ? [e.status()] : []));
+  }
+
+  volume(name: VolumeName): VolumeStatus {
+    return this.#known(name).status();
+  }
+
+  async backups(name: VolumeName): Promise<Backup[]> {
+    const { listBackups } = await import('../replica/backups.ts');
+    return listBackups(this.#known(name).paths.backups);
+  }
+
+  async removeBackup(name: VolumeName, stamp: string): Promise<void> {
+    const { removeBackup } = await import('../replica/backups.ts');
+    await removeBackup(this.#native, this.#known(name).paths.backups, stamp);
+  }
+
+  async readiness(): Promise<{ ready: boolean; reasons: string[] }> {
+    const reasons: string[] = [];
+    if (this.#stopped) reasons.push('the agent is stopping');
+    if (this.#opening) reasons.push('the agent is starting');
+    else if (this.#problem) reasons.push(this.#problem);
+    if (this.#open) {
+      const now = this.#clock.boot();
+      if (now - this.#writable.at > WRITE_PROBE_MS)
+        this.#writable = { at: now, problem: await this.#open.pool.writable() };
+      if (this.#writable.problem) reasons.push(this.#writable.problem);
+      const problem = this.#open?.pool.problem();
+      if (problem) reasons.push(problem);
+    }
+    if (!this.#webdav?.server.listening) reasons.push('the WebDAV tree does not listen');
+    if (this.#rclone === null) reasons.push(this.#rcloneProblem ?? 'rclone was not found');
+    return { ready: reasons.length === 0, reasons };
+  }
+
+  async metrics(): Promise<string> {
+    return this.#metrics.render(this.volumes(), (await this.readiness()).ready);
+  }
+}
