@@ -1,0 +1,128 @@
+import { existsSync, mkdirSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import t from 'tap';
+import {
+  decide,
+  freePorts,
+  generationsPass,
+  killNode,
+  Load,
+  must,
+  needs,
+  promote,
+  replicate,
+  sleep,
+  startCluster,
+  waitFor,
+} from './harness.ts';
+
+const VOLUME = { namespace: 'real', volume: 'world' };
+
+/**
+ * A mod that builds without a player: each step it sets a block and counts in the mod's storage. At its start it
+ * prints the count that the world remembers, and it looks whether the block of that count is there.
+ */
+const MOD = `
+local storage = minetest.get_mod_storage()
+local count = storage:get_int("count")
+minetest.log("action", "[builder] remembers " .. count)
+minetest.set_mapgen_setting("mg_name", "singlenode", true)
+minetest.register_node("builder:stone", { description = "stone" })
+minetest.register_on_mods_loaded(function()
+  minetest.after(0, function()
+    for x = 0, 3 do for z = 0, 3 do minetest.forceload_block({ x = x * 16, y = 0, z = z * 16 }, true) end end
+    minetest.emerge_area({ x = 0, y = 0, z = 0 }, { x = 63, y = 15, z = 63 }, function(_, _, left)
+      if left > 0 then return end
+      if count > 0 then
+        local stones = 0
+        for x = 0, 63 do for z = 0, 63 do
+          if minetest.get_node({ x = x, y = 5, z = z }).name == "builder:stone" then stones = stones + 1 end
+        end end
+        minetest.log("action", "[builder] finds " .. stones)
+      end
+      local function build()
+        count = count + 1
+        minetest.set_node({ x = count % 64, y = 5, z = math.floor(count / 64) % 64 }, { name = "builder:stone" })
+        storage:set_int("count", count)
+        if count % 10 == 0 then minetest.log("action", "[builder] built " .. count) end
+        minetest.after(0.02, build)
+      end
+      build()
+    end)
+  end)
+end)
+`;
+
+function server(world: string, folder: string, port: number): Load {
+  const config = join(folder, `minetest-${port}.conf`);
+  writeFileSync(config, 'server_map_save_interval = 1\nserver_announce = false\nbind_address = 127.0.0.1\n');
+  return new Load(
+    'minetestserver',
+    ['--world', world, '--gameid', 'minetest', '--port', String(port), '--config', config, '--logfile', ''],
+    { env: { HOME: folder, MINETEST_USER_PATH: folder } },
+  );
+}
+
+const last = (load: Load, what: string): number =>
+  Number([...load.output.matchAll(new RegExp(`\\[builder\\] ${what} (\\d+)`, 'g'))].at(-1)?.[1] ?? 0);
+
+t.test(
+  'a minetest world that is being built: the server starts on the copy and finds what it remembers',
+  { skip: needs('minetestserver', 'sqlite3'), timeout: 180_000 },
+  async (t) => {
+    const cluster = await startCluster(t);
+    const [portA, portB] = (await freePorts(2)) as [number, number];
+    const live = cluster.agent('a').live(VOLUME);
+    mkdirSync(join(live, 'worldmods', 'builder'), { recursive: true });
+    writeFileSync(join(live, 'worldmods', 'builder', 'init.lua'), MOD);
+    writeFileSync(join(live, 'worldmods', 'builder', 'mod.conf'), 'name = builder\n');
+    writeFileSync(
+      join(live, 'world.mt'),
+      'gameid = minetest\nbackend = sqlite3\nplayer_backend = sqlite3\nauth_backend = sqlite3\nmod_storage_backend = sqlite3\n',
+    );
+    const first = server(live, cluster.folder, portA);
+    t.teardown(() => first.end());
+    await waitFor(
+      'the world to be built',
+      () => {
+        if (!first.running) throw new Error(first.output.split('\n').slice(-10).join('\n'));
+        return last(first, 'built') >= 50;
+      },
+      60_000,
+    );
+    await replicate(cluster, VOLUME);
+    await generationsPass(cluster, VOLUME, 4);
+    await sleep(300);
+    await killNode(cluster, 'a', first);
+    const built = last(first, 'built');
+
+    const decision = await decide(cluster, VOLUME);
+    const world = await promote(cluster, VOLUME, decision);
+    for (const name of ['map.sqlite', 'mod_storage.sqlite', 'auth.sqlite']) {
+      if (!existsSync(join(world, name))) {
+        t.not(name, 'map.sqlite', 'the map is there');
+        continue;
+      }
+      t.equal((await must('sqlite3', [join(world, name), 'pragma integrity_check'])).trim(), 'ok', name);
+    }
+    const second = server(world, cluster.folder, portB);
+    t.teardown(() => second.end());
+    await waitFor(
+      'the server on the copy',
+      () => {
+        if (!second.running) throw new Error(second.output.split('\n').slice(-10).join('\n'));
+        return last(second, 'built') > 0;
+      },
+      60_000,
+    );
+    const remembers = last(second, 'remembers');
+    const finds = last(second, 'finds');
+    t.ok(
+      remembers > 0 && remembers <= built + 10,
+      `it remembers ${remembers}, the dead server had built ${built}`,
+    );
+    // The map is saved once a second at most, so it may be some blocks behind the counter, never empty.
+    t.ok(finds > 0 && finds <= remembers + 60, `it finds ${finds} blocks`);
+    await second.end('SIGTERM');
+  },
+);
