@@ -118,6 +118,11 @@ export async function rcloneCat(o: CatOptions, onData: (chunk: Buffer) => Promis
   const ended = new Promise<{ code: number | null; signal: NodeJS.Signals | null }>((resolve) =>
     child.once('close', (code, signal) => resolve({ code, signal })),
   );
+  child.once('exit', () => {
+    // whatever it has started goes with it; a helper that left the group must not keep us waiting either
+    signalGroup(child, 'SIGKILL');
+    setTimeout(() => child.stderr.destroy(), 1000).unref();
+  });
   const tail = new Tail(o.token);
   child.stderr.setEncoding('utf8').on('data', (piece: string) => tail.add(piece));
 
@@ -164,8 +169,6 @@ export async function rcloneCat(o: CatOptions, onData: (chunk: Buffer) => Promis
     );
   }
   if (killer) clearTimeout(killer);
-  // whatever it has started goes with it
-  signalGroup(child, 'SIGKILL');
   if (thrown !== null) throw thrown;
   if (stopped) throw stopped;
   if (end.code !== 0) {

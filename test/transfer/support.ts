@@ -1,7 +1,6 @@
 /** A volume for the tests of the transfer room: a real directory, described by the addon, with an index in memory. */
 import { readdirSync, readlinkSync, rmSync, statSync } from 'node:fs';
 import { lstat, mkdir, readdir, readlink } from 'node:fs/promises';
-import { createRequire } from 'node:module';
 import type { AddressInfo } from 'node:net';
 import path from 'node:path';
 import type { Generation, Lineage } from '../../lib/core/generation.ts';
@@ -361,6 +360,16 @@ export function openFiles(): string[] {
   return out;
 }
 
+/** rclone for the tests: RCLONE_BINARY, else the first one on the PATH, else null. */
+export function testRclone(): string | null {
+  const given = process.env.RCLONE_BINARY;
+  if (given) return given;
+  for (const dir of (process.env.PATH ?? '').split(':')) {
+    const file = path.join(dir, 'rclone');
+    if (exists(file)) return file;
+  }
+  return null;
+}
+
 export const exists = (p: string): boolean => statSync(p, { throwIfNoEntry: false }) !== undefined;
 export const remove = (p: string): void => rmSync(p, { recursive: true, force: true });
-export const require = createRequire(import.meta.url);
