@@ -1,0 +1,96 @@
+#!/usr/bin/env node
+// The command `simple-volume`. Plain JavaScript: whatever Node starts it, the pinned one goes on. Long-running roles
+// get a small heap; minified bundles (dist/) are taken where they are built, else the sources.
+import { spawn } from 'node:child_process';
+import { existsSync } from 'node:fs';
+import { createRequire } from 'node:module';
+import { constants } from 'node:os';
+import path from 'node:path';
+import { fileURLToPath } from 'node:url';
+
+const here = path.dirname(fileURLToPath(import.meta.url));
+// In a checkout this is lib/cli/bin.js; in dist it is dist/bin.js.
+const shipped = path.basename(here) === 'dist';
+const root = shipped ? path.dirname(here) : path.join(here, '../..');
+
+const OLDEST_NODE = [24, 15];
+/** Roles that run for months beside workloads: MiB of heap, see the memory figures in the documentation. */
+const HEAP_MIB = { agent: 48, 'csi-node': 32, controller: 64 };
+
+function isOld() {
+  const [major, minor] = process.versions.node.split('.').map(Number);
+  return major < OLDEST_NODE[0] || (major === OLDEST_NODE[0] && minor < OLDEST_NODE[1]);
+}
+
+/** The pinned Node (an optional dependency), or undefined. */
+function pinnedNode() {
+  try {
+    const folder = path.dirname(
+      createRequire(import.meta.url).resolve(`node-linux-${process.arch}/package.json`),
+    );
+    const file = path.join(folder, 'bin/node');
+    return existsSync(file) ? file : undefined;
+  } catch {
+    return undefined;
+  }
+}
+
+const args = process.argv.slice(2);
+const role = args.find((arg) => !arg.startsWith('-')) ?? '';
+const heap = Object.hasOwn(HEAP_MIB, role) ? HEAP_MIB[role] : undefined;
+
+/** A bundle of the role, the bundle of everything else, or the sources. */
+function program() {
+  const folder = path.join(root, 'dist');
+  const names = heap === undefined ? ['main.js'] : [`${role}.js`, 'main.js'];
+  if (!process.env.SIMPLE_VOLUME_SOURCES) {
+    for (const name of names) if (existsSync(path.join(folder, name))) return path.join(folder, name);
+  }
+  return path.join(root, 'lib/cli/main.ts');
+}
+
+let node = process.execPath;
+if (isOld()) {
+  node = pinnedNode();
+  if (node === undefined) {
+    console.error(
+      `simple-volume: Node ${OLDEST_NODE.join('.')} or newer is needed; this is ${process.versions.node}, and the ` +
+        `package node-linux-${process.arch} (an optional dependency) is not installed.`,
+    );
+    process.exit(1);
+  }
+}
+
+const main = program();
+const flags = ['--disable-warning=ExperimentalWarning'];
+if (heap !== undefined) flags.push(`--max-old-space-size=${heap}`, '--max-semi-space-size=1');
+const env = { ...process.env };
+if (heap !== undefined && env.MALLOC_ARENA_MAX === undefined) env.MALLOC_ARENA_MAX = '1';
+const argv = [node, ...flags, main, ...args];
+
+if (node === process.execPath && heap === undefined) {
+  // Nothing to change: go on in this process.
+  process.argv[1] = main;
+  await import(main);
+} else if (typeof process.execve === 'function') {
+  // The same process becomes the new one: signals, exit code and memory are its own.
+  const { emitWarning } = process;
+  process.emitWarning = () => {};
+  try {
+    process.execve(node, argv, env);
+  } finally {
+    process.emitWarning = emitWarning;
+  }
+} else {
+  const child = spawn(node, argv.slice(1), { env, stdio: 'inherit' });
+  for (const signal of ['SIGTERM', 'SIGINT', 'SIGHUP', 'SIGUSR1', 'SIGUSR2']) {
+    process.on(signal, () => child.kill(signal));
+  }
+  child.on('error', (error) => {
+    console.error(`simple-volume: cannot start ${node}: ${error.message}`);
+    process.exit(1);
+  });
+  child.on('exit', (code, signal) => {
+    process.exit(signal === null ? code : 128 + (constants.signals[signal] ?? 0));
+  });
+}

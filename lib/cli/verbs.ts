@@ -1,0 +1,21 @@
+/**
+ * What `simple-volume` can do: one entry a verb. Its file exports `register(program: Command): void` and is loaded
+ * only when the verb is used, so that no role pays for another's packages.
+ */
+import type { Command } from 'commander';
+
+export interface Verb {
+  name: string;
+  /** One line for --help. */
+  description: string;
+  load(): Promise<{ register(program: Command): void }>;
+}
+
+export const VERBS: readonly Verb[] = [
+  {
+    name: 'agent',
+    description:
+      'run the agent of a storage node: watch, stage, serve, pull and apply the volumes of one pool',
+    load: () => import('../agent/command.ts'),
+  },
+];
