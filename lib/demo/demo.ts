@@ -15,6 +15,7 @@ import { parseArgs } from 'node:util';
 import { decideFailover, type FailoverDecision } from '../../controller/plan/failover.ts';
 import type { VolumeName } from '../core/parts.ts';
 import { LocalCluster, sleep, waitFor } from '../local/cluster.ts';
+import { setUp } from '../local/setup.ts';
 import { compareTrees, readTree, treeDigest } from '../local/tree.ts';
 import { checkCopy, lostMs } from './check.ts';
 import { View } from './view.ts';
@@ -340,6 +341,7 @@ if (values.help) {
     process.stderr.write('--seconds must be a number from 1 to 3600\n');
     process.exitCode = 2;
   } else {
+    await setUp((text) => process.stdout.write(`${text}\n`));
     process.exitCode = (await demo({ keep: values.keep, seconds })) ? 0 : 1;
     process.exit();
   }

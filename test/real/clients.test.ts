@@ -2,7 +2,7 @@ import { mkdirSync, mkdtempSync, readFileSync, rmSync, statSync, symlinkSync, wr
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import t from 'tap';
-import { findRclone } from '../../lib/transfer/rclone.ts';
+import { findRclone } from '../../lib/transfer/rclone-binary.ts';
 import { type LocalCluster, must, needs, replicate, run, startCluster } from './harness.ts';
 
 const VOLUME = { namespace: 'real', volume: 'site' };

@@ -4,6 +4,7 @@ import { mkdirSync } from 'node:fs';
 import { decideFailover, type FailoverDecision } from '../../controller/plan/failover.ts';
 import type { VolumeName } from '../../lib/core/parts.ts';
 import { LocalCluster, waitFor } from '../../lib/local/cluster.ts';
+import { setUp } from '../../lib/local/setup.ts';
 import { installPackages, PACKAGES, programPath } from '../packages.ts';
 
 export {
@@ -135,6 +136,7 @@ export async function startCluster(
   t: Teardown,
   options: Parameters<typeof LocalCluster.start>[0] = {},
 ): Promise<LocalCluster> {
+  await setUp(() => {});
   const cluster = await LocalCluster.start({ prefix: 'simple-volume-real-', ...options });
   t.teardown(() => cluster.stop());
   return cluster;
