@@ -99,12 +99,15 @@ const odd: (string | Buffer)[] = [
 export const CASES: TreeCase[] = [
   {
     name: 'D1: names that normalise alike both arrive',
-    start: (at) => (write(at('\u00e9'), 'nfc'), write(at('e\u0301'), 'nfd')),
+    start: (at) => {
+      write(at('\u00e9'), 'nfc');
+      write(at('e\u0301'), 'nfd');
+    },
   },
   {
     name: 'D2, D3, D4, D5, D6, D9, C16, E6: odd names arrive byte for byte, as files and as directories',
     start: (at) => {
-      odd.forEach((name, i) => write(at(name), `file ${i}`));
+      for (const [i, name] of odd.entries()) write(at(name), `file ${i}`);
       mkdir(at('dirs'));
       odd.forEach((name, i) => {
         mkdir(at('dirs', name));
@@ -112,7 +115,9 @@ export const CASES: TreeCase[] = [
       });
     },
     change: (at) => {
-      odd.forEach((name, i) => (i % 2 ? fs.rmSync(at(name)) : write(at(name), `changed ${i}`)));
+      for (const [i, name] of odd.entries())
+        if (i % 2) fs.rmSync(at(name));
+        else write(at(name), `changed ${i}`);
       for (const name of odd.slice(0, 9)) fs.rmSync(at('dirs', name), { recursive: true });
     },
   },
