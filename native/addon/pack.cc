@@ -1,6 +1,7 @@
 // Border of serving, receiving and applying.
 #include <napi.h>
 
+#include <cmath>
 #include <memory>
 #include <mutex>
 
@@ -24,24 +25,57 @@ std::string optionalField(const Napi::Object& object, const char* name) {
 template <typename T>
 struct Owned {
   std::unique_ptr<T> object;
-  bool busy = false;  // JS thread only
-  bool closed = false;
+  std::mutex mutex;     // held by the job that uses the object
+  bool busy = false;    // JS thread only
+  bool closed = false;  // JS thread only
 };
 
+Napi::Value rejected(Napi::Env env, const char* code, const char* message) {
+  const auto deferred = Napi::Promise::Deferred::New(env);
+  deferred.Reject(toJsError(env, std::make_exception_ptr(Error(code, message))));
+  return deferred.Promise();
+}
+
+// Runs `work` on the object in a job. `last`: waits for the job that runs, and nothing comes after it; else a second
+// call at the same time is refused (BUSY), and every call after the last one (CLOSED).
 template <typename T, typename Work, typename Finish>
-Napi::Value exclusive(Napi::Env env, const std::shared_ptr<Owned<T>>& owned, Work work, Finish finish) {
-  if (owned->closed) throw Napi::Error(env, toJsError(env, std::make_exception_ptr(Error("CLOSED", "CLOSED: already closed"))));
-  if (owned->busy)
-    throw Napi::Error(env, toJsError(env, std::make_exception_ptr(Error("BUSY", "BUSY: one call at a time"))));
+Napi::Value exclusive(Napi::Env env, const std::shared_ptr<Owned<T>>& owned, bool last, Work work, Finish finish) {
+  if (owned->closed) {
+    if (!last) return rejected(env, "CLOSED", "CLOSED: already closed");
+  } else if (owned->busy && !last) {
+    return rejected(env, "BUSY", "BUSY: one call at a time");
+  }
   owned->busy = true;
+  owned->closed = last;
   Napi::Promise promise = runJob(
-      env, [owned, work = std::move(work)]() mutable { return work(*owned->object); },
+      env,
+      [owned, work = std::move(work)]() mutable {
+        const std::lock_guard lock(owned->mutex);
+        return work(*owned->object);
+      },
       [finish = std::move(finish)](Napi::Env at, auto result) mutable -> Napi::Value { return finish(at, std::move(result)); });
   // The flag falls when the promise settles, before the caller's own continuation runs.
   const auto clear = Napi::Function::New(env, [owned](const Napi::CallbackInfo&) { owned->busy = false; });
   promise.Get("then").As<Napi::Function>().Call(promise, {clear, clear});
   return promise;
 }
+
+// A whole number of at least `least` and at most `most`; RangeError or TypeError naming it otherwise.
+std::uint64_t numberOf(const Napi::Value& value, const char* what, double least, double most) {
+  if (!value.IsNumber()) throw Napi::TypeError::New(value.Env(), std::string(what) + " must be a number");
+  const double number = value.As<Napi::Number>().DoubleValue();
+  if (!(number >= least && number <= most) || std::floor(number) != number)
+    throw Napi::RangeError::New(value.Env(), std::string(what) + " is out of range");
+  return static_cast<std::uint64_t>(number);
+}
+
+Napi::Object objectOf(const Napi::CallbackInfo& info) {
+  if (!info[0].IsObject()) throw Napi::TypeError::New(info.Env(), "options must be an object");
+  return info[0].As<Napi::Object>();
+}
+
+constexpr double kMaxSafe = 9007199254740991.0;
+constexpr double kMaxRead = 64.0 * 1024 * 1024;
 
 class JsPackReader : public Napi::ObjectWrap<JsPackReader> {
  public:
@@ -52,11 +86,11 @@ class JsPackReader : public Napi::ObjectWrap<JsPackReader> {
   }
   explicit JsPackReader(const Napi::CallbackInfo& info) : Napi::ObjectWrap<JsPackReader>(info) {
     guarded(info.Env(), [&] {
-      const Napi::Object object = info[0].As<Napi::Object>();
+      const Napi::Object object = objectOf(info);
       PackOptions options;
       options.root = field(object, "root");
       options.retired = optionalField(object, "retired");
-      options.seq = static_cast<std::uint64_t>(object.Get("seq").As<Napi::Number>().Int64Value());
+      options.seq = numberOf(object.Get("seq"), "seq", 0, kMaxSafe);
       options.items = field(object, "items");
       options.strict = object.Get("strict").ToBoolean();
       owned_->object = std::make_unique<PackReader>(std::move(options));
@@ -66,14 +100,14 @@ class JsPackReader : public Napi::ObjectWrap<JsPackReader> {
  private:
   Napi::Value plan(const Napi::CallbackInfo& info) {
     return exclusive(
-        info.Env(), owned_, [](PackReader& reader) { return reader.plan(); },
+        info.Env(), owned_, false, [](PackReader& reader) { return reader.plan(); },
         [](Napi::Env env, std::uint64_t total) { return Napi::Number::New(env, static_cast<double>(total)); });
   }
   Napi::Value read(const Napi::CallbackInfo& info) {
-    const auto offset = static_cast<std::uint64_t>(info[0].As<Napi::Number>().Int64Value());
-    const auto max = static_cast<std::size_t>(info[1].As<Napi::Number>().Int64Value());
+    const std::uint64_t offset = numberOf(info[0], "offset", 0, kMaxSafe);
+    const auto max = static_cast<std::size_t>(numberOf(info[1], "max", 1, kMaxRead));
     return exclusive(
-        info.Env(), owned_, [offset, max](PackReader& reader) { return reader.read(offset, max); },
+        info.Env(), owned_, false, [offset, max](PackReader& reader) { return reader.read(offset, max); },
         [](Napi::Env env, std::string bytes) -> Napi::Value {
           if (bytes.empty()) return env.Null();
           return takeBuffer(env, std::move(bytes));
@@ -97,7 +131,7 @@ class JsUnpacker : public Napi::ObjectWrap<JsUnpacker> {
   }
   explicit JsUnpacker(const Napi::CallbackInfo& info) : Napi::ObjectWrap<JsUnpacker>(info) {
     guarded(info.Env(), [&] {
-      const Napi::Object object = info[0].As<Napi::Object>();
+      const Napi::Object object = objectOf(info);
       UnpackOptions options;
       options.slots = field(object, "slots");
       options.base = optionalField(object, "base");
@@ -110,7 +144,7 @@ class JsUnpacker : public Napi::ObjectWrap<JsUnpacker> {
   Napi::Value write(const Napi::CallbackInfo& info) {
     std::string bytes = bytesOf(info[0], "chunk");
     return exclusive(
-        info.Env(), owned_,
+        info.Env(), owned_, false,
         [bytes = std::move(bytes)](Unpacker& unpacker) {
           unpacker.write(bytes);
           return true;
@@ -119,12 +153,12 @@ class JsUnpacker : public Napi::ObjectWrap<JsUnpacker> {
   }
   Napi::Value end(const Napi::CallbackInfo& info) {
     return exclusive(
-        info.Env(), owned_, [](Unpacker& unpacker) { return unpacker.end(); },
+        info.Env(), owned_, false, [](Unpacker& unpacker) { return unpacker.end(); },
         [](Napi::Env env, std::string out) { return takeBuffer(env, std::move(out)); });
   }
   Napi::Value abort(const Napi::CallbackInfo& info) {
     return exclusive(
-        info.Env(), owned_,
+        info.Env(), owned_, true,
         [](Unpacker& unpacker) {
           unpacker.abort();
           return true;
@@ -136,14 +170,14 @@ class JsUnpacker : public Napi::ObjectWrap<JsUnpacker> {
 
 Napi::Value applyJob(const Napi::CallbackInfo& info) {
   return guarded(info.Env(), [&] {
-    const Napi::Object object = info[0].As<Napi::Object>();
+    const Napi::Object object = objectOf(info);
     ApplyOptions options;
     options.root = field(object, "root");
     options.slots = field(object, "slots");
     options.retired = optionalField(object, "retired");
     options.ops = field(object, "ops");
     options.out = optionalField(object, "out");
-    options.phase = object.Get("phase").As<Napi::Number>().Int32Value();
+    options.phase = static_cast<int>(numberOf(object.Get("phase"), "phase", 1, 2));
     return runJob(
         info.Env(), [options] { return apply(options); },
         [](Napi::Env env, ApplyResult r) {

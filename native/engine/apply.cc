@@ -1,5 +1,6 @@
 #include "engine/apply.h"
 
+#include <dirent.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -7,6 +8,8 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <memory>
+#include <unordered_set>
 #include <vector>
 
 #include "engine/crash_point.h"
@@ -32,6 +35,24 @@ enum Op : std::uint8_t {
 };
 constexpr std::uint8_t kKeepOld = 1;
 constexpr std::size_t kMaxOp = 1 << 30;  // a record with the chunk list of a very large file
+
+[[noreturn]] void invalid(const std::string& what) { throw Error("OPS_INVALID", "OPS_INVALID: " + what); }
+
+// A path of the plan: no component that is empty, ".", ".." or too long, no NUL (a C string would end there). What the
+// path leads through is openat2's business; this is for the last component, which is used by name.
+void checkPath(std::string_view path, bool rootAllowed) {
+  if (path.empty()) {
+    if (!rootAllowed) invalid("an operation on the root");
+    return;
+  }
+  if (path.size() > kMaxPathBytes || path.find('\0') != std::string_view::npos) invalid("a path that cannot be");
+  for (std::size_t at = 0; at <= path.size();) {
+    const std::size_t slash = std::min(path.find('/', at), path.size());
+    const std::string_view name = path.substr(at, slash - at);
+    if (name.empty() || name.size() > 255 || name == "." || name == "..") invalid("a path that cannot be");
+    at = slash + 1;
+  }
+}
 
 struct Operation {
   Op op;
@@ -63,7 +84,7 @@ void forEach(const std::string& path, const std::function<void(const Operation&)
   while (need(4)) {
     std::uint32_t length;
     std::memcpy(&length, buffer.data() + begin, sizeof length);
-    if (length < 20 || length > kMaxOp || !need(length)) throw Error("OPS_INVALID", "OPS_INVALID: the plan is cut short");
+    if (length < 20 || length > kMaxOp || !need(length)) invalid("the plan is cut short");
     ByteReader in(std::string_view(buffer).substr(begin + 4, length - 4));
     Operation o;
     o.op = static_cast<Op>(in.u8());
@@ -73,11 +94,18 @@ void forEach(const std::string& path, const std::function<void(const Operation&)
     o.slot = in.u64();
     o.arg = in.bytes(argLength);
     o.record = RecordView::parse(in.rest());
-    if (o.op < kTake || o.op > kMeta) throw Error("OPS_INVALID", "OPS_INVALID: an unknown operation");
+    if (o.op < kTake || o.op > kMeta) invalid("an unknown operation");
+    checkPath(o.record.path(), o.op == kMeta || o.op == kMkdir);
+    if (o.op == kLink) checkPath(o.arg, false);
+    if (o.op == kSymlink) {
+      const std::string_view text = o.record.target();
+      if (text.empty() || text.size() > kMaxPathBytes - 1 || text.find('\0') != std::string_view::npos)
+        invalid("a link text that cannot be");
+    }
     body(o);
     begin += length;
   }
-  if (buffer.size() != begin) throw Error("OPS_INVALID", "OPS_INVALID: the plan is cut short");
+  if (buffer.size() != begin) invalid("the plan is cut short");
 }
 
 class Applier {
@@ -89,6 +117,7 @@ class Applier {
 
   ApplyResult run() {
     if (options_.phase == 1) {
+      checkTakes();
       forEach(options_.ops, [&](const Operation& o) {
         if (o.op != kTake) return;
         take(o);
@@ -97,6 +126,8 @@ class Applier {
       });
       return result_;
     }
+    if (options_.phase != 2) invalid("a phase that does not exist");
+    check();
     crashPoint("apply.phase2.begin");
     forEach(options_.ops, [&](const Operation& o) {
       if (o.op == kTake) return;
@@ -125,7 +156,117 @@ class Applier {
     }
   }
 
-  // The old file at `name` is moved to (or, if it stays in use, linked into) the retired folder.
+  static std::uint64_t key(std::string_view path) {
+    return static_cast<std::uint64_t>(std::hash<std::string_view>{}(path));
+  }
+
+  // Phase 1: every file that is to be taken is there, or has been taken.
+  void checkTakes() {
+    forEach(options_.ops, [&](const Operation& o) {
+      if (o.op != kTake || statAt(slots_.get(), slotName(o.slot).c_str()).present()) return;
+      if (statBeneath(root_.get(), o.record.path()).kind != Kind::kFile) throw errnoError(ENOENT, "renameat", o.record.path());
+    });
+  }
+
+  // Phase 2, before anything is changed: what would stop it half-way, or what a redo could not repeat. Reads the plan
+  // once and looks at what stands at the new names now. In a redo it refuses nothing that the first run accepted.
+  void check() {
+    std::unordered_set<std::uint64_t> removed;      // hashes of the paths of REMOVE
+    std::unordered_set<std::uint64_t> directories;  // of RMDIR
+    std::unordered_set<std::uint64_t> made;         // of MKDIR
+    std::string goodParent;
+    bool haveGoodParent = false;
+    int before = 0;
+    forEach(options_.ops, [&](const Operation& o) {
+      const std::string path(o.record.path());
+      const int rank = o.op == kTake                       ? 0
+                       : o.op == kRemove || o.op == kRmdir ? 1
+                       : o.op == kMkdir                    ? 2
+                       : o.op == kMeta                     ? 4
+                                                           : 3;
+      if (rank < before) invalid("operations out of order at " + printablePath(path));
+      before = rank;
+      if (o.op == kRemove) removed.insert(key(path));
+      if (o.op == kRmdir) directories.insert(key(path));
+      if (rank < 2 || rank > 3) return;
+
+      // The directory that it goes into.
+      const std::size_t slash = path.rfind('/');
+      const std::string parent = slash == std::string::npos ? std::string() : path.substr(0, slash);
+      if (!parent.empty() && !(haveGoodParent && parent == goodParent)) {
+        if (made.count(key(parent)) == 0) {
+          const Kind there = statBeneath(root_.get(), parent).kind;
+          if (there != Kind::kDirectory) throw errnoError(there == Kind::kAbsent ? ENOENT : ENOTDIR, "openat2", parent);
+        }
+        goodParent = parent;
+        haveGoodParent = true;
+      }
+
+      const Stat there = statBeneath(root_.get(), path);
+      if (o.op == kMkdir) {
+        made.insert(key(path));
+        if (there.present() && there.kind != Kind::kDirectory && removed.count(key(path)) == 0)
+          throw errnoError(EEXIST, "mkdirat", path);
+        return;
+      }
+      if (o.op == kPatch || o.op == kPatchCopy) {
+        if (there.kind != Kind::kFile) throw errnoError(there.present() ? EINVAL : ENOENT, "openat2", path);
+        if (!statAt(slots_.get(), slotName(o.slot).c_str()).present()) throw errnoError(ENOENT, "openat2", slotName(o.slot));
+        return;
+      }
+      // A directory may stand here only if the plan removes it with all that is below it.
+      if (there.kind == Kind::kDirectory) {
+        if (directories.count(key(path)) == 0) throw errnoError(EISDIR, "renameat", path);
+        onlyGone(path, [&](const std::string& below, bool directory) {
+          return (directory ? directories : removed).count(key(below)) != 0;
+        });
+      }
+      if (o.op != kPut) return;
+      // Repeated, the removal would hit what the first run put there.
+      if (removed.count(key(path)) != 0) invalid("removes and puts " + printablePath(path));
+      if (!statAt(slots_.get(), slotName(o.slot).c_str()).present() && !isPut(there, o.record))
+        throw errnoError(ENOENT, "openat2", slotName(o.slot));
+    });
+  }
+
+  // What stands at a path whose slot is gone is what the first run of a redo put there: the metadata was set before the
+  // rename. (Some file systems keep whole seconds only.)
+  static bool isPut(const Stat& there, const RecordView& record) {
+    constexpr std::int64_t kSecond = 1'000'000'000;
+    const bool time = there.mtimeNs == record.mtimeNs() ||
+                      (there.mtimeNs % kSecond == 0 && there.mtimeNs / kSecond == record.mtimeNs() / kSecond);
+    return there.kind == Kind::kFile && there.size == record.size() && time;
+  }
+
+  // Throws ENOTEMPTY with the path of the first entry below `path` that is not to be removed.
+  void onlyGone(const std::string& path, const std::function<bool(const std::string&, bool)>& isGone) {
+    std::vector<std::string> todo{path};
+    while (!todo.empty()) {
+      const std::string directory = std::move(todo.back());
+      todo.pop_back();
+      Fd fd = openBeneath(root_.get(), directory, O_RDONLY | O_DIRECTORY);
+      const std::unique_ptr<DIR, int (*)(DIR*)> entries(fdopendir(fd.get()), closedir);
+      if (entries == nullptr) throwErrno("fdopendir", directory);
+      fd.release();
+      for (;;) {
+        errno = 0;
+        const dirent* entry = readdir(entries.get());
+        if (entry == nullptr) {
+          if (errno != 0) throwErrno("readdir", directory);
+          break;
+        }
+        const std::string_view name = entry->d_name;
+        if (name == "." || name == "..") continue;
+        const std::string below = directory + '/' + std::string(name);
+        const bool isDirectory = statAt(dirfd(entries.get()), entry->d_name).kind == Kind::kDirectory;
+        if (!isGone(below, isDirectory)) throw errnoError(ENOTEMPTY, "rmdir", below);
+        if (isDirectory) todo.push_back(below);
+      }
+    }
+  }
+
+  // Keeps the old file at `name` in the retired folder: linked if its name goes on meaning something until another file
+  // is renamed over it (so that the name is there at every moment, for readers and for a redo), else moved.
   void retire(const Operation& o, int parent, const std::string& name, bool livesOn) {
     if (!o.keepOld || !retired_.valid()) return;
     const Stat old = statAt(parent, name.c_str());
@@ -144,6 +285,7 @@ class Applier {
     const std::string slot = slotName(o.slot);
     if (statAt(slots_.get(), slot.c_str()).present()) return;
     const auto [parent, name] = openParent(root_.get(), o.record.path());
+    if (statAt(parent.get(), name.c_str()).kind != Kind::kFile) throw errnoError(ENOENT, "renameat", o.record.path());
     crashPoint("apply.take.before");
     retire(o, parent.get(), name, true);
     if (renameat(parent.get(), name.c_str(), slots_.get(), slot.c_str()) != 0) throwErrno("renameat", o.record.path());
@@ -179,6 +321,7 @@ class Applier {
   }
 
   void mkdir(const Operation& o) {
+    if (o.record.path().empty()) return;
     const auto [parent, name] = openParent(root_.get(), o.record.path());
     // 0700 until the metadata comes: never wider than it will be.
     if (mkdirat(parent.get(), name.c_str(), 0700) != 0) {
@@ -189,14 +332,39 @@ class Applier {
   }
 
   void place(const Operation& o, int fromDirectory, const std::string& from, int parent, const std::string& name) {
-    retire(o, parent, name, false);
+    retire(o, parent, name, true);
     crashPoint("apply.put.before_rename");
     if (renameat(fromDirectory, from.c_str(), parent, name.c_str()) != 0) throwErrno("renameat", o.record.path());
+    // Two names of one file: the rename did nothing (rename(2)).
+    (void)unlinkat(fromDirectory, from.c_str(), 0);
     crashPoint("apply.put.after_rename");
   }
 
+  // What the file system will not take is counted; a disk that fails is an error.
   void setMetaCounted(int fd, const RecordView& record) {
-    if (setMeta(fd, record) != 0) ++result_.xattrsFailed;
+    const int failed = setMeta(fd, record);
+    if (failed == EIO || failed == EROFS) throw errnoError(failed, "fsetxattr", record.path());
+    if (failed != 0) ++result_.xattrsFailed;
+  }
+
+  // The regular file or directory at the path of `o`, opened. The kind is looked at first: opening a FIFO waits, opening
+  // a device can do anything.
+  Fd openKnown(const Operation& o, Kind kind, int flags) {
+    const std::string_view path = o.record.path();
+    const auto wrong = [&](Kind there) {
+      return errnoError(there == Kind::kAbsent ? ENOENT : there == Kind::kDirectory ? EISDIR : EINVAL, "openat2", path);
+    };
+    if (path.empty()) {
+      if (kind != Kind::kDirectory) throw wrong(Kind::kDirectory);
+      return openBeneath(root_.get(), path, flags);
+    }
+    const auto [parent, name] = openParent(root_.get(), path);
+    const Kind there = statAt(parent.get(), name.c_str()).kind;
+    if (there != kind) throw wrong(there);
+    Fd fd = openBeneath(parent.get(), name, flags | O_NOFOLLOW | O_NONBLOCK);
+    const Kind opened = statFd(fd.get()).kind;
+    if (opened != kind) throw wrong(opened);
+    return fd;
   }
 
   void put(const Operation& o) {
@@ -206,9 +374,8 @@ class Applier {
     const bool waiting = fd.valid();
     if (!waiting) {
       if (errno != ENOENT) throwErrno("openat2", slot);
-      fd = openBeneath(parent.get(), name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
-      const Stat there = statFd(fd.get());
-      if (there.kind != Kind::kFile || there.size != o.record.size()) throw errnoError(ENOENT, "openat2", o.record.path());
+      fd = openKnown(o, Kind::kFile, O_RDONLY);
+      if (!isPut(statFd(fd.get()), o.record)) throw errnoError(ENOENT, "openat2", slot);
     }
     setMetaCounted(fd.get(), o.record);
     if (waiting) place(o, slots_.get(), slot, parent.get(), name);
@@ -245,6 +412,9 @@ class Applier {
   void writeRuns(const Operation& o, int out) {
     const std::string slot = slotName(o.slot);
     const Fd patch = openBeneath(slots_.get(), slot, O_RDONLY | O_NOFOLLOW);
+    char magic[kPackHead];
+    if (preadFull(patch.get(), magic, sizeof magic, 0) < sizeof magic || std::string_view(magic, sizeof magic) != packHead())
+      invalid("a patch slot that is no patch");
     const std::uint64_t size = o.record.size();
     // Shrink first: what is written later must not be cut; grow at the end by the same call.
     if (statFd(out).size > size && ftruncate(out, static_cast<off_t>(size)) != 0) throwErrno("ftruncate", o.record.path());
@@ -253,7 +423,7 @@ class Applier {
     bool middle = false;
     for (;;) {
       char head[kPackRecordHead];
-      if (preadFull(patch.get(), head, sizeof head, at) < sizeof head) throw Error("OPS_INVALID", "OPS_INVALID: a patch slot is cut short");
+      if (preadFull(patch.get(), head, sizeof head, at) < sizeof head) invalid("a patch slot is cut short");
       at += sizeof head;
       std::uint32_t ordinal;
       std::uint32_t field;
@@ -263,12 +433,12 @@ class Applier {
       std::memcpy(&offset, head + 8, 8);
       if (ordinal == kPackEnd) break;
       const std::uint32_t length = field & ~kZeroRun;
-      if (offset > size || length > size - offset) throw Error("OPS_INVALID", "OPS_INVALID: a patch leaves its file");
+      if (offset > size || length > size - offset) invalid("a patch leaves its file");
       if ((field & kZeroRun) != 0) {
         zero(out, offset, length);
       } else {
         if (length > buffer.size() || preadFull(patch.get(), buffer.data(), length, at) < length)
-          throw Error("OPS_INVALID", "OPS_INVALID: a patch slot is cut short");
+          invalid("a patch slot is cut short");
         pwriteFull(out, buffer.data(), length, offset);
         at += length;
         result_.bytesWritten += length;
@@ -295,8 +465,7 @@ class Applier {
   }
 
   void patch(const Operation& o) {
-    const Fd fd = openBeneath(root_.get(), o.record.path(), O_RDWR | O_NOFOLLOW | O_NONBLOCK);
-    if (statFd(fd.get()).kind != Kind::kFile) throw errnoError(EINVAL, "openat2", o.record.path());
+    const Fd fd = openKnown(o, Kind::kFile, O_RDWR);
     writeRuns(o, fd.get());
     setMetaCounted(fd.get(), o.record);
     crashPoint("apply.patch.after");
@@ -306,9 +475,8 @@ class Applier {
     const auto [parent, name] = openParent(root_.get(), o.record.path());
     const std::string done = slotName(o.slot) + ".new";
     // The copy is renamed over the file, so when a redo finds the file patched it patches the patched: the same bytes.
-    const Fd old = openBeneath(parent.get(), name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+    const Fd old = openKnown(o, Kind::kFile, O_RDONLY);
     const Stat stat = statFd(old.get());
-    if (stat.kind != Kind::kFile) throw errnoError(EINVAL, "openat2", o.record.path());
     (void)unlinkat(slots_.get(), done.c_str(), 0);
     const Fd copy(openat(slots_.get(), done.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
     if (!copy.valid()) throwErrno("openat", done);
@@ -318,7 +486,7 @@ class Applier {
         const auto [begin, end] = nextData(old.get(), at, stat.size);
         for (at = begin; at < end;) {
           const std::uint64_t n = copyRange(old.get(), copy.get(), at, std::min<std::uint64_t>(end - at, 4 << 20));
-          if (n == 0) throw errnoError(EIO, "copy_file_range", o.record.path());
+          if (n == 0) throw errnoError(EIO, "copy_file_range", o.record.path());  // shorter than a moment ago
           at += n;
           result_.bytesWritten += n;
           if (stat.size > kWindowBytes) window.advance(at);
@@ -328,6 +496,7 @@ class Applier {
     }
     writeRuns(o, copy.get());
     setMetaCounted(copy.get(), o.record);
+    // The rename must not reach the disk before the data: a redo would patch a file of zeros.
     if (fdatasync(copy.get()) != 0) throwErrno("fdatasync", done);
     place(o, slots_.get(), done, parent.get(), name);
   }
@@ -335,11 +504,11 @@ class Applier {
   void meta(const Operation& o) {
     if (o.record.kind() == Kind::kSymlink) {
       const auto [parent, name] = openParent(root_.get(), o.record.path());
+      if (statAt(parent.get(), name.c_str()).kind != Kind::kSymlink) throw errnoError(EINVAL, "fchownat", o.record.path());
       setLinkMeta(parent.get(), name.c_str(), o.record);
     } else {
-      const Fd fd = openBeneath(root_.get(), o.record.path(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
-      const Stat there = statFd(fd.get());
-      if (there.kind != o.record.kind()) throw errnoError(EINVAL, "openat2", o.record.path());
+      if (o.record.kind() != Kind::kFile && o.record.kind() != Kind::kDirectory) invalid("metadata of an unknown kind");
+      const Fd fd = openKnown(o, o.record.kind(), O_RDONLY);
       setMetaCounted(fd.get(), o.record);
     }
     crashPoint("apply.meta.after");
@@ -354,6 +523,7 @@ class Applier {
       if (o.op == kTake || o.op == kRemove) return;
       const Stat stat = statBeneath(root_.get(), o.record.path());
       if (o.op == kRmdir && stat.kind != Kind::kDirectory) return;
+      if (!stat.present()) throw errnoError(ENOENT, "statx", o.record.path());
       {
         ItemWriter w(buffer);
         w.u8(o.op == kRmdir ? 1 : 0);

@@ -19,15 +19,26 @@ struct UnpackOptions {
   std::string items;  // docs/formats.md, "unpack items"
 };
 
+// Checks one pack while it arrives, in bounded memory: one chunk, and the items that were announced.
+//
+// A whole file is written with its holes and hashed on the way. Of a patch every chunk that it touches, and every chunk
+// that the manifest calls changed, is put together from the base and hashed; the other chunks are the base's, whose
+// list and identity are checked. Slots of items that did not come out right are removed.
 class Unpacker {
  public:
+  // Throws FORMAT_INVALID for items that make no sense, ENOSPC when what was announced cannot fit.
   explicit Unpacker(UnpackOptions options);
-  // Takes bytes at any split. Throws FORMAT_INVALID on anything that the items don't announce, ENOSPC ...
-  // After an exception only abort() makes sense.
+  ~Unpacker();
+
+  // Takes bytes at any split. Throws FORMAT_INVALID on anything that the items don't announce, ENOSPC ...; then all
+  // slots of this pack are gone and the object is of no more use (CLOSED).
   void write(std::string_view bytes);
-  // All must have arrived. Verifies and returns the results (docs/formats.md, "unpack results").
+
+  // All must have arrived. Returns the results (docs/formats.md, "unpack results"); the slots are the caller's from
+  // then on. FORMAT_INVALID when the pack was cut short; the slots are removed then.
   std::string end();
-  // Removes the slots that were made.
+
+  // Removes the slots that were made. Nothing after end().
   void abort() noexcept;
 
  private:
@@ -36,39 +47,44 @@ class Unpacker {
     std::uint32_t ordinal;
     bool patch;
     std::uint64_t slot;
-    std::string record;
-    std::string base;
+    std::string recordBytes;
+    std::string baseBytes;
+    RecordView record;
+    RecordView base;
     Status status = kMissing;
     int err = 0;
-    std::string full;  // new full chunk list
+    std::string full;   // new full chunk list
+    bool made = false;  // its slot exists
   };
-  struct Run {
-    std::uint64_t offset;
-    std::uint32_t length;
-    std::uint64_t at;  // of the data in the patch slot, 0: zeros
-  };
+  struct Patch;
 
+  void take(std::string_view bytes);
   void head(std::string_view bytes);
-  void begin(std::size_t index);
-  void finish();
-  void finishPatch(Item& item, const RecordView& record);
   void data(std::string_view bytes);
+  void writeWhole(const Item& item, std::string_view bytes);
+  void begin();
+  void finish();
+  void drop(Item& item) noexcept;
 
   UnpackOptions options_;
   Fd slots_;
   std::vector<Item> items_;
-  std::size_t current_ = 0;   // item being filled; items_.size(): none yet begun beyond
-  bool begun_ = false;
-  bool ended_ = false;
+  std::size_t current_ = 0;  // the item being filled, or the next one
+  bool begun_ = false;       // current_ is being filled
+  bool complete_ = false;    // the end record came
+  bool done_ = false;        // end() gave the results
+  bool failed_ = false;
+  // of the current item
   Fd slot_;
   std::unique_ptr<ContentHasher> hasher_;
   std::unique_ptr<CacheWindow> window_;
-  std::uint64_t position_ = 0;  // next offset allowed in the file
-  std::uint64_t slotAt_ = 0;    // bytes in a patch slot
-  std::vector<Run> runs_;
+  std::unique_ptr<Patch> patch_;
+  std::uint64_t position_ = 0;    // lowest offset that may come next
+  std::uint64_t writtenTo_ = 0;   // end of what was written to a whole slot
+  std::uint64_t patchBytes_ = 0;  // data bytes in a patch slot
   // the parser
   bool headSeen_ = false;
-  std::string partial_;         // of a head that is cut by the split
+  std::string partial_;  // of a head that a split cuts
   std::uint64_t dataLeft_ = 0;
   std::uint64_t dataAt_ = 0;
   std::uint64_t dataTotal_ = 0;
