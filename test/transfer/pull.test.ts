@@ -15,11 +15,7 @@ import { createPuller, type PullerOptions } from '../../lib/transfer/pull.ts';
 import { rcloneCat } from '../../lib/transfer/rclone.ts';
 import { type Lab, startLab, testRclone } from './support.ts';
 
-const binary = testRclone();
-if (!binary) {
-  t.fail('no rclone: set RCLONE_BINARY or put rclone on the PATH');
-  process.exit(1);
-}
+const binary = await testRclone();
 
 /** The control side of a source, as the agent's routes do it, over the lab's offers. */
 async function control(lab: Lab): Promise<{ url: string; server: Server; confirmed: unknown[] }> {

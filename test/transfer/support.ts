@@ -25,6 +25,7 @@ import type { IndexSnapshot, Row } from '../../lib/core/store.ts';
 import { native } from '../../lib/native/load.ts';
 import { createGrants, type Principal } from '../../lib/transfer/grant.ts';
 import { Offers, type OffersOptions } from '../../lib/transfer/offers.ts';
+import { findRclone } from '../../lib/transfer/rclone-binary.ts';
 import { Webdav, type WebdavOptions } from '../../lib/transfer/webdav.ts';
 
 export const clock: Clock = {
@@ -360,16 +361,8 @@ export function openFiles(): string[] {
   return out;
 }
 
-/** rclone for the tests: RCLONE_BINARY, else the first one on the PATH, else null. */
-export function testRclone(): string | null {
-  const given = process.env.RCLONE_BINARY;
-  if (given) return given;
-  for (const dir of (process.env.PATH ?? '').split(':')) {
-    const file = path.join(dir, 'rclone');
-    if (exists(file)) return file;
-  }
-  return null;
-}
+/** The rclone that an agent would use; the tests of this room need one. */
+export const testRclone = async (): Promise<string> => (await findRclone()).path;
 
 export const exists = (p: string): boolean => statSync(p, { throwIfNoEntry: false }) !== undefined;
 export const remove = (p: string): void => rmSync(p, { recursive: true, force: true });

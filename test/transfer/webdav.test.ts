@@ -132,8 +132,7 @@ t.test(
     ])
       t.ok((await get(lab, BROWSE + target)).endsWith(text!), target!);
 
-    const rclone = testRclone();
-    if (!rclone) return t.fail('no rclone: set RCLONE_BINARY or put rclone on the PATH');
+    const rclone = await testRclone();
     const copy = path.join(base, 'copy');
     await run(
       rclone,
