@@ -21,13 +21,18 @@ std::string optionalField(const Napi::Object& object, const char* name) {
   return value.IsNull() || value.IsUndefined() ? std::string() : bytesOf(value, name);
 }
 
-// One engine object, used by one job at a time; it lives as long as the wrapper or a running job needs it.
+// One engine object, used by one job at a time. It goes when it is closed and no job needs it any more, whenever the
+// garbage collector may come for the wrapper: it holds files open.
 template <typename T>
 struct Owned {
   std::unique_ptr<T> object;
   std::mutex mutex;     // held by the job that uses the object
-  bool busy = false;    // JS thread only
+  unsigned jobs = 0;    // pending; JS thread only
   bool closed = false;  // JS thread only
+
+  void dropIfDone() {
+    if (closed && jobs == 0) object.reset();
+  }
 };
 
 Napi::Value rejected(Napi::Env env, const char* code, const char* message) {
@@ -40,22 +45,22 @@ Napi::Value rejected(Napi::Env env, const char* code, const char* message) {
 // call at the same time is refused (BUSY), and every call after the last one (CLOSED).
 template <typename T, typename Work, typename Finish>
 Napi::Value exclusive(Napi::Env env, const std::shared_ptr<Owned<T>>& owned, bool last, Work work, Finish finish) {
-  if (owned->closed) {
-    if (!last) return rejected(env, "CLOSED", "CLOSED: already closed");
-  } else if (owned->busy && !last) {
-    return rejected(env, "BUSY", "BUSY: one call at a time");
-  }
-  owned->busy = true;
+  if (owned->closed && !last) return rejected(env, "CLOSED", "CLOSED: already closed");
+  if (owned->jobs > 0 && !last) return rejected(env, "BUSY", "BUSY: one call at a time");
   owned->closed = last;
+  ++owned->jobs;
   Napi::Promise promise = runJob(
       env,
       [owned, work = std::move(work)]() mutable {
         const std::lock_guard lock(owned->mutex);
-        return work(*owned->object);
+        return work(owned->object.get());
       },
       [finish = std::move(finish)](Napi::Env at, auto result) mutable -> Napi::Value { return finish(at, std::move(result)); });
-  // The flag falls when the promise settles, before the caller's own continuation runs.
-  const auto clear = Napi::Function::New(env, [owned](const Napi::CallbackInfo&) { owned->busy = false; });
+  // When the promise settles, before the caller's own continuation runs.
+  const auto clear = Napi::Function::New(env, [owned](const Napi::CallbackInfo&) {
+    --owned->jobs;
+    owned->dropIfDone();
+  });
   promise.Get("then").As<Napi::Function>().Call(promise, {clear, clear});
   return promise;
 }
@@ -100,14 +105,14 @@ class JsPackReader : public Napi::ObjectWrap<JsPackReader> {
  private:
   Napi::Value plan(const Napi::CallbackInfo& info) {
     return exclusive(
-        info.Env(), owned_, false, [](PackReader& reader) { return reader.plan(); },
+        info.Env(), owned_, false, [](PackReader* reader) { return reader->plan(); },
         [](Napi::Env env, std::uint64_t total) { return Napi::Number::New(env, static_cast<double>(total)); });
   }
   Napi::Value read(const Napi::CallbackInfo& info) {
     const std::uint64_t offset = numberOf(info[0], "offset", 0, kMaxSafe);
     const auto max = static_cast<std::size_t>(numberOf(info[1], "max", 1, kMaxRead));
     return exclusive(
-        info.Env(), owned_, false, [offset, max](PackReader& reader) { return reader.read(offset, max); },
+        info.Env(), owned_, false, [offset, max](PackReader* reader) { return reader->read(offset, max); },
         [](Napi::Env env, std::string bytes) -> Napi::Value {
           if (bytes.empty()) return env.Null();
           return takeBuffer(env, std::move(bytes));
@@ -115,8 +120,7 @@ class JsPackReader : public Napi::ObjectWrap<JsPackReader> {
   }
   Napi::Value close(const Napi::CallbackInfo& info) {
     owned_->closed = true;
-    owned_ = std::make_shared<Owned<PackReader>>();
-    owned_->closed = true;
+    owned_->dropIfDone();
     return info.Env().Undefined();
   }
   std::shared_ptr<Owned<PackReader>> owned_ = std::make_shared<Owned<PackReader>>();
@@ -145,22 +149,22 @@ class JsUnpacker : public Napi::ObjectWrap<JsUnpacker> {
     std::string bytes = bytesOf(info[0], "chunk");
     return exclusive(
         info.Env(), owned_, false,
-        [bytes = std::move(bytes)](Unpacker& unpacker) {
-          unpacker.write(bytes);
+        [bytes = std::move(bytes)](Unpacker* unpacker) {
+          unpacker->write(bytes);
           return true;
         },
         [](Napi::Env env, bool) { return env.Undefined(); });
   }
   Napi::Value end(const Napi::CallbackInfo& info) {
     return exclusive(
-        info.Env(), owned_, false, [](Unpacker& unpacker) { return unpacker.end(); },
+        info.Env(), owned_, false, [](Unpacker* unpacker) { return unpacker->end(); },
         [](Napi::Env env, std::string out) { return takeBuffer(env, std::move(out)); });
   }
   Napi::Value abort(const Napi::CallbackInfo& info) {
     return exclusive(
         info.Env(), owned_, true,
-        [](Unpacker& unpacker) {
-          unpacker.abort();
+        [](Unpacker* unpacker) {
+          if (unpacker != nullptr) unpacker->abort();
           return true;
         },
         [](Napi::Env env, bool) { return env.Undefined(); });
