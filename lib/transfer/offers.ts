@@ -116,6 +116,12 @@ function* itemsIn(words: Uint32Array): Generator<{ item: Item; from: number }> {
   }
 }
 
+/** Runs of the chunks asked for; null, the whole file, when that is all of them. */
+function wantedRuns(chunks: Run[], size: number): Run[] | null {
+  const runs = unionRuns([chunks], size);
+  return runs[0]?.length === size ? null : runs;
+}
+
 /** Reads a file in blocks and keeps the last one: ordinals mostly ascend. */
 class Window {
   readonly #file: FileHandle;
@@ -454,7 +460,7 @@ export class Offers {
             : null;
         items.push({
           ordinal: item.ordinal,
-          runs: item.chunks ? unionRuns([item.chunks], sizeOf(record)) : known,
+          runs: item.chunks ? wantedRuns(item.chunks, sizeOf(record)) : known,
           ino,
           record,
         });

@@ -1,12 +1,12 @@
 import { randomBytes } from 'node:crypto';
-import { mkdir, readdir, rename, rm, symlink, truncate, utimes, writeFile } from 'node:fs/promises';
+import { mkdir, readdir, rename, rm, stat, symlink, truncate, utimes, writeFile } from 'node:fs/promises';
 import path from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import t from 'tap';
 import { decodeUnpackResults, encodeUnpackItems } from '../../lib/core/lists.ts';
 import { ManifestReader } from '../../lib/core/manifest.ts';
 import type { Offer } from '../../lib/core/parts.ts';
-import { Flag, flagsOf, Kind, kindOf, pathOf, withFields } from '../../lib/core/record.ts';
+import { EMPTY, Flag, flagsOf, Kind, kindOf, pathOf, withFields } from '../../lib/core/record.ts';
 import { native } from '../../lib/native/load.ts';
 import type { Principal } from '../../lib/transfer/grant.ts';
 import { exists, type Lab, openFiles, startLab } from './support.ts';
@@ -110,6 +110,11 @@ t.test(
     ] as const)
       await writeFile(`${root}/${name}`, data);
     const have = await lab.volume.seal();
+    const before = Buffer.from(big);
+    const oldRow = lab.volume.row('big').record;
+    const first = await lab.volume.open();
+    const oldChunks = first.index.chunks(Buffer.from('big'))!;
+    first.release();
     big.fill(0x41, 8192, 12_288);
     await writeFile(`${root}/big`, big);
     await truncate(`${root}/other`, 1_500_000);
@@ -144,6 +149,52 @@ t.test(
       const last = 1_500_000 - 22 * 65_536;
       t.equal(s.length, 8 + 16 + 65_536 + 16 + last + 16, 'cut to the size of the file');
     });
+    t.test(
+      'what was asked for in chunks or told as runs makes the new file out of the old one',
+      async (t) => {
+        const base = path.join(path.dirname(root), 'base');
+        await mkdir(base);
+        await writeFile(`${base}/big`, before);
+        const old = withFields(oldRow, {
+          chunks: oldChunks,
+          flags: flagsOf(oldRow) | Flag.chunksFull,
+          ino: 0n,
+        });
+        const { mtimeNs } = await stat(`${base}/big`, { bigint: true });
+        const patched = async (record: Buffer, pack: Buffer) => {
+          const slots = path.join(path.dirname(root), `slots-${randomBytes(4).toString('hex')}`);
+          await mkdir(slots);
+          const unpacker = native.createUnpacker({
+            slots: Buffer.from(slots),
+            base: Buffer.from(base),
+            items: encodeUnpackItems([
+              { ordinal: 1, patch: true, slot: 1, record, base: withFields(old, { mtimeNs, ctimeNs: 0n }) },
+            ]),
+          });
+          await unpacker.write(pack);
+          return decodeUnpackResults(await unpacker.end())[0]!.status;
+        };
+        t.equal(await patched(by.get('big')!, await readAll(lab, offer, 'pack-0000')), 0, 'runs');
+        const full = await lab.offers.create(lab.volume, lab.volume.offers, { ...want, node: 'node-c' });
+        const record = (await recordsOf(lab, full))[1]!;
+        t.ok(flagsOf(record) & Flag.chunksFull);
+        const c = { ...lab.replica, node: 'node-c' };
+        await lab.offers.needs(full.id, c, Uint32Array.of(0x8000_0001, 1, 0, 1));
+        t.equal(await patched(record, await readAll(lab, full, 'pack-0000')), 0, 'chunks');
+        await lab.offers.needs(full.id, c, Uint32Array.of(0x8000_0001, 1, 7, 1));
+        t.not(
+          await patched(record, await readAll(lab, full, 'pack-0001')),
+          0,
+          'the wrong chunk does not verify',
+        );
+        await lab.offers.needs(full.id, c, Uint32Array.of(0x8000_0001, 1, 0, 32));
+        t.same(
+          await unpack(path.dirname(root), [EMPTY, record], [1], await readAll(lab, full, 'pack-0002')),
+          [0],
+          'all chunks are the whole file',
+        );
+      },
+    );
     t.test('needs that make no sense are refused', async (t) => {
       const refused = (...words: number[]) =>
         lab.offers.needs(offer.id, lab.replica, Uint32Array.from(words));
