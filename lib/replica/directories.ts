@@ -1,6 +1,6 @@
 interface Open {
   path: Buffer;
-  /** what the directory shall be; null: unknown to manifest and index */
+  /** what the directory shall be; null: it goes away, or neither manifest nor index know it */
   record: Buffer | null;
   due: boolean;
 }
@@ -45,8 +45,8 @@ export class Directories {
     if (top?.due && top.record) await this.#emit(top.record);
   }
 
-  /** `record` is a directory at which the walk stands. due: its metadata is to be set in any case. */
-  add(path: Buffer, record: Buffer, due: boolean): void {
+  /** A directory at which the walk stands. due: its metadata is to be set in any case. null: it goes away. */
+  add(path: Buffer, record: Buffer | null, due: boolean): void {
     const there = this.#find(path);
     if (there) {
       there.record = record;

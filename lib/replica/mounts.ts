@@ -7,7 +7,7 @@ interface Mount {
   point: string;
 }
 
-const unescape = (text: string): string =>
+const unescaped = (text: string): string =>
   text.replace(/\\([0-7]{3})/g, (_, octal: string) => String.fromCharCode(Number.parseInt(octal, 8)));
 
 /** The lines of /proc/<pid>/mountinfo (proc_pid_mountinfo(5)), latin1 so that any name survives. */
@@ -15,7 +15,7 @@ export function parseMountinfo(text: string): Mount[] {
   const out: Mount[] = [];
   for (const line of text.split('\n')) {
     const [, , device, root, point] = line.split(' ');
-    if (device && root && point) out.push({ device, root: unescape(root), point: unescape(point) });
+    if (device && root && point) out.push({ device, root: unescaped(root), point: unescaped(point) });
   }
   return out;
 }

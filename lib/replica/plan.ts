@@ -452,6 +452,7 @@ export class Plan {
     await this.rows.add(encodeRecord({ kind: Kind.absent, path, seq }));
     this.removed++;
     this.changed++;
+    this.#directories.add(Buffer.from(path), null, false);
     const known = have.row ?? have.disk;
     if (!have.disk || !known) return;
     this.#ownFile(have, true);
@@ -491,6 +492,7 @@ export class Plan {
   async #clear(disk: Buffer): Promise<void> {
     const path = Buffer.from(pathOf(disk));
     this.#cleared = path;
+    this.#directories.add(path, null, false);
     this.#touch(path);
     await this.#ops.remove.add(encodeOp(Op.rmdir, encodeRecord({ kind: Kind.absent, path })));
     for await (const entry of this.#o.disk.below(path)) {

@@ -577,6 +577,11 @@ export class ReplicaVolume implements ServedVolume {
     await this.#store.durable();
   }
 
+  /** A sync runs now. */
+  get busy(): boolean {
+    return this.#running !== null;
+  }
+
   status(): ReplicaStatus {
     const held = this.#held;
     const { entries, bytes } = held ? this.#store.totals() : { entries: 0, bytes: 0 };
