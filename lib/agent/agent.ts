@@ -5,6 +5,7 @@
  * A configuration that is wrong ends the process (command.ts). A pool that is missing, foreign or in use does not:
  * the agent stays up, not ready, says why, and tries again, so that a disk that is mounted late just works.
  */
+import { randomInt } from 'node:crypto';
 import type { AddressInfo } from 'node:net';
 import type { FastifyInstance } from 'fastify';
 import { SimpleVolumeError } from '../core/errors.ts';
@@ -84,6 +85,12 @@ export class Agent implements AgentApi {
   readonly #jobs = new Semaphore(STAGE_JOBS);
   readonly #deliveries = new Map<VolumeEntry, Delivering>();
   readonly #watchNumbers = { next: 1 };
+  /**
+   * Clocks that this process hands out are shifted by a number of its own, so that an echo of an earlier process or
+   * boot, whose clock means nothing any more, is known by being out of range.
+   */
+  readonly #clockShift = randomInt(1_000_000_000, 100_000_000_000_000);
+  readonly #startedAt: number;
   #webdav: Webdav | null = null;
   #api: FastifyInstance | null = null;
   #open: Open | null = null;
@@ -102,6 +109,7 @@ export class Agent implements AgentApi {
     this.#log = createLogger(config.logLevel, config.node);
     this.#native = native;
     this.#clock = systemClock(native);
+    this.#startedAt = this.#clock.boot();
     this.#grants = createGrants(config.token);
     this.#metrics = createMetrics(version);
     this.#beats = new Beats({
@@ -228,7 +236,10 @@ export class Agent implements AgentApi {
         await this.#parts.dropReaders(entry);
         await entry.close();
       } catch (error) {
-        this.#log.error({ volume: volumeKey(entry), err: error as Error }, 'the volume did not close cleanly');
+        this.#log.error(
+          { volume: volumeKey(entry), err: error as Error },
+          'the volume did not close cleanly',
+        );
       }
     }
     await open.watcher.close();
@@ -251,6 +262,12 @@ export class Agent implements AgentApi {
 
   #wake(): void {
     for (const entry of this.#entries()) entry.source?.wake();
+  }
+
+  /** An echo as this node's boot clock; null when this process did not hand it out. */
+  #ownClock(echo: number | null): number | null {
+    const at = echo === null ? -1 : echo - this.#clockShift;
+    return at >= this.#startedAt && at <= this.#clock.boot() ? at : null;
   }
 
   #entries(): VolumeEntry[] {
@@ -383,7 +400,8 @@ export class Agent implements AgentApi {
             ...status.conditions,
             {
               type: 'Superseded',
-              message: 'a replica has seen a newer epoch: this node is no longer the active one of the volume',
+              message:
+                'a replica has seen a newer epoch: this node is no longer the active one of the volume',
               since: this.#clock.now(),
             },
           ]
@@ -410,8 +428,13 @@ export class Agent implements AgentApi {
       );
     } catch (error) {
       const { pattern, reason, message } = error as Error & { pattern?: string; reason?: string };
-      const field = pattern !== undefined && excludePaths.includes(String(pattern)) ? 'excludePaths' : 'includePaths';
-      throw new SimpleVolumeError('PATTERN_INVALID', `${field}: ${JSON.stringify(String(pattern ?? ''))} ${reason ?? message}`, { field });
+      const field =
+        pattern !== undefined && excludePaths.includes(String(pattern)) ? 'excludePaths' : 'includePaths';
+      throw new SimpleVolumeError(
+        'PATTERN_INVALID',
+        `${field}: ${JSON.stringify(String(pattern ?? ''))} ${reason ?? message}`,
+        { field },
+      );
     }
     return (await this.#entry(request).start(request)) as SourceStatus;
   }
@@ -429,12 +452,12 @@ export class Agent implements AgentApi {
   }
 
   async syncBatch(request: SyncRequest): Promise<{ state: string; generation: string | null }> {
-    const status = await this.#entry(request).sync(request);
+    const status = await this.#entry(request).sync({ ...request, echo: this.#ownClock(request.echo) });
     return { state: status.state, generation: status.generation };
   }
 
   fullSync(request: SyncRequest): Promise<{ id: string; started: boolean; reason?: string }> {
-    return this.#entry(request).fullSync(request);
+    return this.#entry(request).fullSync({ ...request, echo: this.#ownClock(request.echo) });
   }
 
   fullSyncStatus(id: string): FullSyncRun | null {
@@ -453,7 +476,11 @@ export class Agent implements AgentApi {
     if (!served)
       throw new SimpleVolumeError('NOTHING_SEALED', `${volumeKey(request)} has no generation on this node`);
     if (request.epoch < entry.epoch)
-      throw new SimpleVolumeError('EPOCH_OLD', `epoch ${request.epoch} of ${volumeKey(request)} is over: this node has seen epoch ${entry.epoch}`, { field: 'epoch' });
+      throw new SimpleVolumeError(
+        'EPOCH_OLD',
+        `epoch ${request.epoch} of ${volumeKey(request)} is over: this node has seen epoch ${entry.epoch}`,
+        { field: 'epoch' },
+      );
     return this.#offers.create(served, `${entry.paths.shadow}/offers`, request);
   }
 
@@ -466,22 +493,35 @@ export class Agent implements AgentApi {
   }
 
   async confirm(
-    request: VolumeName & { epoch: number; node: string; generation: Generation; state: string; problems: Condition[] },
+    request: VolumeName & {
+      epoch: number;
+      node: string;
+      generation: Generation;
+      state: string;
+      problems: Condition[];
+    },
   ): Promise<void> {
     const entry = this.#known(request);
     if (request.epoch < entry.epoch)
-      throw new SimpleVolumeError('EPOCH_OLD', `epoch ${request.epoch} of ${volumeKey(request)} is over: this node has seen epoch ${entry.epoch}`, { field: 'epoch' });
+      throw new SimpleVolumeError(
+        'EPOCH_OLD',
+        `epoch ${request.epoch} of ${volumeKey(request)} is over: this node has seen epoch ${entry.epoch}`,
+        { field: 'epoch' },
+      );
     this.#deliveries.get(entry)?.delivery.holds(request.node, request.generation, request.state);
   }
 
   beat(request: Beat): BeatReply {
     const volumes = request.volumes.flatMap((v) => {
       const entry = this.#open?.volumes.get(volumeKey(v));
-      if (!entry) return [{ namespace: v.namespace, volume: v.volume, epoch: v.epoch, generation: null, state: 'unknown' }];
+      if (!entry)
+        return [
+          { namespace: v.namespace, volume: v.volume, epoch: v.epoch, generation: null, state: 'unknown' },
+        ];
       const replica = entry.replica;
       // An older epoch's beats say nothing about this volume any more.
       if (replica && v.generation && v.epoch === entry.epoch)
-        replica.beat(parseGeneration(v.generation), v.complete, v.echo);
+        replica.beat(parseGeneration(v.generation), v.complete, this.#ownClock(v.echo));
       const status = replica?.status();
       return [
         {
@@ -493,7 +533,7 @@ export class Agent implements AgentApi {
         },
       ];
     });
-    return { node: this.#config.node, clock: this.#clock.boot(), volumes };
+    return { node: this.#config.node, clock: this.#clock.boot() + this.#clockShift, volumes };
   }
 
   async prepare(
@@ -501,7 +541,11 @@ export class Agent implements AgentApi {
   ): Promise<{ generation: string; quiescent: boolean; confirmed: string[] }> {
     const entry = this.#known(request);
     if (request.epoch !== null && request.epoch < entry.epoch)
-      throw new SimpleVolumeError('EPOCH_OLD', `epoch ${request.epoch} of ${volumeKey(request)} is over: this node has seen epoch ${entry.epoch}`, { field: 'epoch' });
+      throw new SimpleVolumeError(
+        'EPOCH_OLD',
+        `epoch ${request.epoch} of ${volumeKey(request)} is over: this node has seen epoch ${entry.epoch}`,
+        { field: 'epoch' },
+      );
     const source = entry.role === 'active' ? entry.source : null;
     const delivery = this.#deliveries.get(entry)?.delivery;
     if (!source || !delivery)
@@ -520,7 +564,11 @@ export class Agent implements AgentApi {
   async force(name: VolumeName, epoch: number | null, condition: string): Promise<VolumeStatus> {
     const entry = this.#known(name);
     if (epoch !== null && epoch < entry.epoch)
-      throw new SimpleVolumeError('EPOCH_OLD', `epoch ${epoch} is over: this node has seen epoch ${entry.epoch}`, { field: 'epoch' });
+      throw new SimpleVolumeError(
+        'EPOCH_OLD',
+        `epoch ${epoch} is over: this node has seen epoch ${entry.epoch}`,
+        { field: 'epoch' },
+      );
     if (entry.role !== 'active' || !entry.source)
       throw new SimpleVolumeError('NOT_ACTIVE', `no watch of ${volumeKey(name)} runs on this node`);
     await entry.source.force(condition);
@@ -542,7 +590,9 @@ export class Agent implements AgentApi {
 
   async removeBackup(name: VolumeName, stamp: string): Promise<void> {
     const { removeBackup } = await import('../replica/backups.ts');
-    await removeBackup(this.#native, this.#known(name).paths.backups, stamp);
+    const entry = this.#known(name);
+    const inUse = entry.store.meta<{ stamp: string }>('aside')?.stamp ?? null;
+    await removeBackup(this.#native, entry.paths.backups, stamp, inUse);
   }
 
   async readiness(): Promise<{ ready: boolean; reasons: string[] }> {

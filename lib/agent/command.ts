@@ -8,13 +8,20 @@ const STOP_LIMIT_MS = 10_000;
 export function register(program: Command): void {
   const command = program
     .command('agent')
-    .description('run the agent of a storage node: watch, stage, serve, pull and apply the volumes of one pool')
+    .description(
+      'run the agent of a storage node: watch, stage, serve, pull and apply the volumes of one pool',
+    )
     .allowExcessArguments(false);
   for (const o of OPTIONS)
-    command.option(`--${o.flag}${o.value ? ` <${o.value}>` : ''}`, `${o.help}${o.fallback ? ` (default: ${o.fallback})` : ''} [${o.env}]`);
+    command.option(
+      `--${o.flag}${o.value ? ` <${o.value}>` : ''}`,
+      `${o.help}${o.fallback ? ` (default: ${o.fallback})` : ''} [${o.env}]`,
+    );
   command.action(async (options: Record<string, string | boolean | undefined>) => {
     // commander gives camelCase; the table has the flags as they are typed
-    const flags = Object.fromEntries(OPTIONS.map((o) => [o.flag, options[o.flag.replace(/-(\w)/g, (_, c: string) => c.toUpperCase())]]));
+    const flags = Object.fromEntries(
+      OPTIONS.map((o) => [o.flag, options[o.flag.replace(/-(\w)/g, (_, c: string) => c.toUpperCase())]]),
+    );
     let config: ReturnType<typeof parseConfig>;
     try {
       config = parseConfig(flags, process.env);
