@@ -245,6 +245,9 @@ const LEAVES_ENTRY: ReadonlySet<number> = new Set([
   Op.meta,
 ]);
 
+/** Status of a directory that was to be removed and still has preserved content. */
+const STILL_THERE = 1;
+
 /** The operations that leave an index row, each with what stands at its path now. Both files have the same order. */
 async function* applied(
   opsFile: string,
@@ -258,14 +261,15 @@ async function* applied(
       if (kind === Op.take || kind === Op.remove) continue;
       const record = op.subarray(20 + op.readUInt32LE(8));
       const found = next.done ? null : decodeApplied(next.value, 0);
+      // a removed directory is named only when it is still there, and then by its status
+      if (kind === Op.rmdir && found?.value.status !== STILL_THERE) continue;
       if (!found?.value.path.equals(pathOf(record))) {
-        // a removed directory is named only when it is still there
         if (kind === Op.rmdir) continue;
         throw new SimpleVolumeError('INTERNAL', `apply did not tell of ${printablePath(pathOf(record))}`);
       }
       const { status, identity } = found.value;
       next = await out.next();
-      if (status === 0 && LEAVES_ENTRY.has(kind)) yield { record, identity };
+      if (status !== STILL_THERE && LEAVES_ENTRY.has(kind)) yield { record, identity };
     }
   } finally {
     await out.return(undefined);
