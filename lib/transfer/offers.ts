@@ -6,6 +6,7 @@
 import { randomBytes } from 'node:crypto';
 import { type FileHandle, mkdir, open, readdir } from 'node:fs/promises';
 import path from 'node:path';
+import { setImmediate } from 'node:timers/promises';
 import { SimpleVolumeError } from '../core/errors.ts';
 import type { Generation } from '../core/generation.ts';
 import { decodeRuns, encodePackItems, type PackItem, type Run, unionRuns } from '../core/lists.ts';
@@ -324,6 +325,8 @@ export class Offers {
         if (items > 0 && (items >= PACK_ITEMS || bytes + wire > PACK_BYTES)) close(start);
         items++;
         bytes += wire + 16 * Math.ceil(wire / (1024 * 1024));
+        // most answers come from the block that is held: let others in between
+        if (added % 1024 === 0) await setImmediate();
         if (t.items + ++added > ITEMS_LIMIT)
           throw wrong(`is one too many: a transfer has at most ${ITEMS_LIMIT} items`);
       }
@@ -439,6 +442,7 @@ export class Offers {
       const runsFile = await window('runs');
       const items: PackItem[] = [];
       for (const { item } of itemsIn(pack.words)) {
+        if (items.length % 1024 === 0) await setImmediate();
         const entry = await index.get(item.ordinal * ENTRY, ENTRY);
         const length = Math.min(entry.readUInt32LE(36), HEAD + 4096);
         const ino = entry.readBigUInt64LE(8);
