@@ -17,6 +17,7 @@ import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { promisify } from 'node:util';
+import fc from 'fast-check';
 import t from 'tap';
 import { escapeName } from '../../lib/transfer/http.ts';
 import { type Lab, openFiles, startLab, testRclone } from './support.ts';
@@ -254,6 +255,59 @@ t.test('requests that end other servers: answered, and the server goes on', asyn
     'nothing of that is an error of ours',
   );
 });
+
+t.test(
+  'random requests: always an answer or a closed connection, never the end of the process',
+  async (t) => {
+    const lab = await startLab(t.testdir(), { browseAuth: false });
+    t.teardown(() => lab.close());
+    await writeFile(`${lab.volume.root}/f`, 'fine');
+    await lab.volume.seal();
+    const bits = fc.string({ unit: 'binary', maxLength: 30 });
+    const method = fc.constantFrom('GET', 'HEAD', 'PROPFIND', 'OPTIONS', 'PUT', 'LOCK');
+    const start = fc.constantFrom('/', '/browse/', `${BROWSE}/`, `${BROWSE}/f`, '/transfer/', '*', '');
+    const header = fc.constantFrom(
+      'Depth',
+      'Range',
+      'If-Range',
+      'If-None-Match',
+      'If-Modified-Since',
+      'Authorization',
+      'Content-Length',
+      'Expect',
+      'If',
+      'Destination',
+      'Transfer-Encoding',
+      'Upgrade',
+      'Host',
+    );
+    await fc.assert(
+      fc.asyncProperty(
+        method,
+        start,
+        bits,
+        fc.array(fc.tuple(header, bits), { maxLength: 4 }),
+        bits,
+        async (m, s, tail, headers, body) => {
+          const lines = headers.map(([k, v]) => `${k}: ${v.replace(/[\r\n]/g, '')}\r\n`).join('');
+          const target = s + tail.replace(/[\s]/g, '');
+          const answer = await raw(
+            lab,
+            `${m} ${target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n${lines}\r\n${body}`,
+            150,
+          );
+          return answer === '' || (/^HTTP\/1\.1 \d{3} /.test(answer) && !/^HTTP\/1\.1 500/.test(answer));
+        },
+      ),
+      { numRuns: 300 },
+    );
+    t.match(await get(lab, `${BROWSE}/f`), /200 OK[\s\S]*fine$/);
+    t.same(
+      lab.log.lines.filter((l) => l.level === 'error'),
+      [],
+    );
+  },
+);
 
 t.test('who may see what (F1)', async (t) => {
   const lab = await startLab(t.testdir());
