@@ -21,9 +21,13 @@ import {
   isAncestor,
   parseGeneration,
 } from '../../lib/core/generation.ts';
+import type { CopyState } from '../../lib/core/replica-state.ts';
 
-/** What a replica is doing. `pulling` and `behind` still hold one whole, older generation; `applying` does not. */
-export type ReplicaState = 'idle' | 'pulling' | 'applying' | 'behind' | 'error' | 'unknown';
+/**
+ * What a replica is doing. `pulling` and `behind` still hold one whole, older generation; `applying` does not.
+ * `error` is a fault of the replica's own (no space); a pull that failed because the source is gone is `behind`.
+ */
+export type ReplicaState = CopyState;
 
 export interface FailoverNode {
   name: string;

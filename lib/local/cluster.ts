@@ -13,6 +13,7 @@ import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { compareGenerations, type Generation, parseGeneration } from '../core/generation.ts';
 import type { ReplicaStatus, SourceStatus, VolumeName } from '../core/parts.ts';
+import { type CopyState, copyState } from '../core/replica-state.ts';
 
 export const PROJECT = fileURLToPath(new URL('../..', import.meta.url));
 
@@ -310,7 +311,7 @@ export interface ReplicaReport {
   node: string;
   generation: string | null;
   epoch: number;
-  state: 'idle' | 'pulling' | 'applying' | 'behind' | 'error' | 'unknown';
+  state: CopyState;
   freshAgeMs: number | null;
   reportAgeMs: number;
   reachable: boolean;
@@ -459,12 +460,11 @@ export class LocalCluster {
         try {
           const status = await this.agent(node).status(volume);
           if (status === null || status.role !== 'replica') return { ...none, reachable: true };
-          const state = { empty: 'behind', verifying: 'pulling' }[status.state as 'empty' | 'verifying'];
           return {
             ...none,
             generation: status.generation,
             epoch: status.epoch,
-            state: (state ?? status.state) as ReplicaReport['state'],
+            state: copyState(status),
             freshAgeMs: status.freshAgeMs,
             // The answer may be as old as the request.
             reportAgeMs: clock() - asked,

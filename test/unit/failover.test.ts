@@ -12,6 +12,7 @@ import {
   type ReplicaCode,
   type ReplicaState,
 } from '../../controller/plan/failover.ts';
+import { copyState } from '../../lib/core/replica-state.ts';
 
 // Node a was active in epoch 1 and died 100 s ago; b and c hold copies that were complete a second ago.
 const NOW = 1_000_000;
@@ -718,6 +719,22 @@ for (const row of rows) {
     t.end();
   });
 }
+
+t.test('a dead source is no fault of its copies, a full disk is one', (t) => {
+  const condition = (type: string) => ({ type, message: '', since: 0 });
+  t.equal(
+    copyState({ state: 'error', conditions: [condition('PullFailed'), condition('Unsupported')] }),
+    'behind',
+  );
+  t.equal(copyState({ state: 'error', conditions: [condition('NoSpace')] }), 'error');
+  t.equal(copyState({ state: 'error', conditions: [condition('PullFailed'), condition('InUse')] }), 'error');
+  t.equal(copyState({ state: 'error', conditions: [] }), 'error');
+  t.equal(copyState({ state: 'applying', conditions: [] }), 'applying');
+  t.equal(copyState({ state: 'verifying', conditions: [] }), 'pulling');
+  t.equal(copyState({ state: 'empty', conditions: [] }), 'behind');
+  t.equal(copyState({ state: 'something new' as 'idle', conditions: [] }), 'unknown');
+  t.end();
+});
 
 const names = ['a', 'b', 'c', 'd'];
 const states: ReplicaState[] = ['idle', 'pulling', 'applying', 'behind', 'error', 'unknown'];
