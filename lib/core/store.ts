@@ -45,6 +45,8 @@ export interface VolumeStore extends IndexReader {
   setMeta(key: string, value: unknown): void;
   deleteMeta(key: string): void;
   put(record: Buffer, copyIno: bigint, chunks: Buffer | null): void;
+  /** Only notes the inode of the copy; nothing when there is no such row. */
+  setCopy(path: Buffer, copyIno: bigint): void;
   /** Removes the row and leaves a tombstone of generation `seq`. */
   remove(path: Buffer, seq: number): void;
   /** null: the content changed and nobody knows where */

@@ -3,8 +3,9 @@
  * between the two. It tells each replica whether it holds everything, and carries the replica's own clock back to
  * it, so that freshness is counted on one clock and from the asking side (docs/architecture.md, "Freshness").
  */
-import type { HttpClient } from '../core/http-client.ts';
+
 import { formatGeneration, type Generation } from '../core/generation.ts';
+import type { HttpClient } from '../core/http-client.ts';
 import type { Clock, Logger, Target, VolumeName } from '../core/parts.ts';
 import { volumeKey } from '../core/parts.ts';
 
@@ -42,6 +43,11 @@ export interface BeatsDeps {
   bootId: string;
   /** milliseconds between two beats */
   intervalMs: number;
+  /**
+   * Resolves when every event that the kernel holds at this moment is known (watcher.barrier): without it a state
+   * could be called complete while a change still waits in the queue.
+   */
+  settle?: () => Promise<void>;
 }
 
 const keyOf = (target: Target): string => `${target.url}\n${target.token}`;
@@ -59,7 +65,16 @@ export class Beats {
     const key = keyOf(target);
     let pair = this.#pairs.get(key);
     if (!pair) {
-      pair = { target, members: [], echo: null, node: null, answeredAt: null, timer: null, beating: null, failures: 0 };
+      pair = {
+        target,
+        members: [],
+        echo: null,
+        node: null,
+        answeredAt: null,
+        timer: null,
+        beating: null,
+        failures: 0,
+      };
       this.#pairs.set(key, pair);
     }
     return pair;
@@ -99,7 +114,11 @@ export class Beats {
     return body.node;
   }
 
-  #call(target: Target, volumes: object[], signal: AbortSignal): Promise<{ status: number; body: BeatReply }> {
+  #call(
+    target: Target,
+    volumes: object[],
+    signal: AbortSignal,
+  ): Promise<{ status: number; body: BeatReply }> {
     return this.#deps.http.call<BeatReply>({
       method: 'POST',
       url: `${target.url}/replication/beat`,
@@ -115,6 +134,11 @@ export class Beats {
     const work = (async () => {
       // The order matters: the echo is taken before the state is looked at.
       const { echo } = pair;
+      try {
+        await this.#deps.settle?.();
+      } catch {
+        // No watcher right now: nothing of this agent is complete then, and the volumes say so.
+      }
       const members = [...pair.members];
       const volumes = members.map(({ volume }) => {
         const { generation, complete } = volume.look();
@@ -142,7 +166,10 @@ export class Beats {
       } catch (error) {
         pair.failures++;
         if (pair.failures === 5)
-          this.#deps.log.warn({ target: pair.node ?? pair.target.url, error: (error as Error).message }, 'a replica does not answer beats');
+          this.#deps.log.warn(
+            { target: pair.node ?? pair.target.url, error: (error as Error).message },
+            'a replica does not answer beats',
+          );
       }
     })();
     pair.beating = work;

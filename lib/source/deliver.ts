@@ -3,8 +3,14 @@
  * generation: a target that is slow, down or hung delays nobody, misses nothing (it asks for the difference from
  * what it holds), and is never given up.
  */
-import { RemoteError, type HttpClient } from '../core/http-client.ts';
-import { compareGenerations, formatGeneration, type Generation, parseGeneration } from '../core/generation.ts';
+
+import {
+  compareGenerations,
+  formatGeneration,
+  type Generation,
+  parseGeneration,
+} from '../core/generation.ts';
+import { type HttpClient, RemoteError } from '../core/http-client.ts';
 import type { Clock, Logger, Target, TargetStatus, VolumeName } from '../core/parts.ts';
 import { volumeKey } from '../core/parts.ts';
 import type { VolumePolicy } from '../core/policy.ts';
@@ -95,10 +101,13 @@ export class Delivery implements VolumeName {
     this.#cutEchoes = new Map(this.#lanes.map((l) => [l.target, this.#deps.beats.echo(l.target)]));
   }
 
-  /** A generation exists. Every lane goes for it. */
-  sealed(generation: Generation): void {
+  /**
+   * A generation exists. Every lane goes for it.
+   * @param caughtUp it holds everything that had happened at the cut; else the replicas learn no echo with it
+   */
+  sealed(generation: Generation, caughtUp = true): void {
     this.#newest = generation;
-    this.#echoes = this.#cutEchoes;
+    this.#echoes = caughtUp ? this.#cutEchoes : new Map();
     for (const lane of this.#lanes) this.#kick(lane);
   }
 
@@ -134,7 +143,12 @@ export class Delivery implements VolumeName {
           volume,
           epoch,
           generation: formatGeneration(generation),
-          source: { url, webdavUrl, node: this.#deps.node, grant: this.#deps.grant({ namespace, volume, epoch, node }) },
+          source: {
+            url,
+            webdavUrl,
+            node: this.#deps.node,
+            grant: this.#deps.grant({ namespace, volume, epoch, node }),
+          },
           echo: this.#echoes.get(lane.target) ?? null,
           policy: {
             includePaths: policy.includePaths,
@@ -169,14 +183,25 @@ export class Delivery implements VolumeName {
     if (code === 'EPOCH_OLD') {
       lane.superseded = true;
       lane.state = 'superseded';
-      this.#deps.log.error({ volume: volumeKey(this), target: lane.target.node, epoch: this.epoch }, 'a newer epoch of this volume exists: this node is no longer its active one');
+      this.#deps.log.error(
+        { volume: volumeKey(this), target: lane.target.node, epoch: this.epoch },
+        'a newer epoch of this volume exists: this node is no longer its active one',
+      );
       return;
     }
     const base = Math.min(FIRST_BACKOFF_MS * 2 ** lane.failures, LAST_BACKOFF_MS);
     lane.failures++;
     lane.state = error instanceof RemoteError && error.answered !== null ? 'refused' : 'unreachable';
     if (lane.failures === 1 || lane.failures % 20 === 0)
-      this.#deps.log.warn({ volume: volumeKey(this), target: lane.target.node ?? lane.target.url, error: message, failures: lane.failures }, 'a target could not be told of a generation; it is tried again');
+      this.#deps.log.warn(
+        {
+          volume: volumeKey(this),
+          target: lane.target.node ?? lane.target.url,
+          error: message,
+          failures: lane.failures,
+        },
+        'a target could not be told of a generation; it is tried again',
+      );
     // Jitter, so that targets that came back together are not asked together.
     lane.timer = this.#deps.clock.setTimeout(
       () => {
@@ -225,7 +250,9 @@ export class Delivery implements VolumeName {
   delivered(): Generation | null {
     const wanted = this.#options.policy.confirmedReplicas;
     if (wanted === 0) return this.#newest;
-    const held = this.#lanes.flatMap((l) => (l.confirmed ? [l.confirmed] : [])).sort((a, b) => compareGenerations(b, a));
+    const held = this.#lanes
+      .flatMap((l) => (l.confirmed ? [l.confirmed] : []))
+      .sort((a, b) => compareGenerations(b, a));
     return held[wanted - 1] ?? null;
   }
 

@@ -84,7 +84,9 @@ class Reader implements IndexReader {
   });
 
   get(path: Buffer): Row | undefined {
-    const r = this.sql('SELECT record, copy_ino FROM entry WHERE path = ?').get(path) as unknown as EntryRow | undefined;
+    const r = this.sql('SELECT record, copy_ino FROM entry WHERE path = ?').get(path) as unknown as
+      | EntryRow
+      | undefined;
     return r && this.#row(r);
   }
 
@@ -101,8 +103,13 @@ class Reader implements IndexReader {
       start === null
         ? this.sql('SELECT record, copy_ino FROM entry ORDER BY path LIMIT ?').all(limit)
         : to
-          ? this.sql('SELECT record, copy_ino FROM entry WHERE path > ? AND path < ? ORDER BY path LIMIT ?').all(start, to, limit)
-          : this.sql('SELECT record, copy_ino FROM entry WHERE path > ? ORDER BY path LIMIT ?').all(start, limit);
+          ? this.sql(
+              'SELECT record, copy_ino FROM entry WHERE path > ? AND path < ? ORDER BY path LIMIT ?',
+            ).all(start, to, limit)
+          : this.sql('SELECT record, copy_ino FROM entry WHERE path > ? ORDER BY path LIMIT ?').all(
+              start,
+              limit,
+            );
     return (rows as unknown as EntryRow[]).map(this.#row);
   }
 
@@ -113,7 +120,12 @@ class Reader implements IndexReader {
          UNION ALL
          SELECT path, seq, NULL, NULL FROM removed WHERE seq > ?1 AND (?2 IS NULL OR path > ?2))
        ORDER BY path LIMIT ?3`,
-    ).all(seq, after, limit) as unknown as { path: Blob; seq: number; record: Blob | null; copy_ino: Blob | null }[];
+    ).all(seq, after, limit) as unknown as {
+      path: Blob;
+      seq: number;
+      record: Blob | null;
+      copy_ino: Blob | null;
+    }[];
     return rows.map((r) =>
       r.record && r.copy_ino
         ? this.#row({ record: r.record, copy_ino: r.copy_ino })
@@ -123,17 +135,27 @@ class Reader implements IndexReader {
 
   linkGroup(group: bigint): Row[] {
     if (group === 0n) return [];
-    return (this.sql('SELECT record, copy_ino FROM entry WHERE link = ? ORDER BY path').all(ino(group)) as unknown as EntryRow[]).map(this.#row);
+    return (
+      this.sql('SELECT record, copy_ino FROM entry WHERE link = ? ORDER BY path').all(
+        ino(group),
+      ) as unknown as EntryRow[]
+    ).map(this.#row);
   }
 
   runsSince(path: Buffer, seq: number): Run[] | null {
     const row = this.get(path);
     if (!row || seq < (this.meta<number>('horizon') ?? 0)) return null;
     if (seqOf(row.record) <= seq) return [];
-    const all = this.sql('SELECT seq, runs FROM run WHERE path = ? AND seq > ? ORDER BY seq').all(path, seq) as unknown as { seq: number; runs: Blob | null }[];
+    const all = this.sql('SELECT seq, runs FROM run WHERE path = ? AND seq > ? ORDER BY seq').all(
+      path,
+      seq,
+    ) as unknown as { seq: number; runs: Blob | null }[];
     // A content change that is not a patch (a new file, a whole copy) leaves a row without runs: not known then.
     if (all.length === 0 || all.some((r) => r.runs === null)) return null;
-    return unionRuns(all.map((r) => decodeRuns(buffer(r.runs as Blob))), sizeOf(row.record));
+    return unionRuns(
+      all.map((r) => decodeRuns(buffer(r.runs as Blob))),
+      sizeOf(row.record),
+    );
   }
 
   totals(): { entries: number; bytes: number } {
@@ -187,7 +209,9 @@ class SqliteVolumeStore extends Reader implements VolumeStore {
   }
 
   setMeta(key: string, value: unknown): void {
-    this.sql('INSERT INTO meta(key, value) VALUES(?, ?) ON CONFLICT(key) DO UPDATE SET value = excluded.value').run(key, JSON.stringify(value));
+    this.sql(
+      'INSERT INTO meta(key, value) VALUES(?, ?) ON CONFLICT(key) DO UPDATE SET value = excluded.value',
+    ).run(key, JSON.stringify(value));
   }
 
   deleteMeta(key: string): void {
@@ -202,7 +226,13 @@ class SqliteVolumeStore extends Reader implements VolumeStore {
 
   put(record: Buffer, copyIno: bigint, chunks: Buffer | null): void {
     const path = pathOf(record);
-    const lean = record.readUInt32LE(108) === 0 ? record : withFields(record, { chunks: Buffer.alloc(0), flags: (record[5] as number) & ~(Flag.chunksFull | Flag.chunksSparse) });
+    const lean =
+      record.readUInt32LE(108) === 0
+        ? record
+        : withFields(record, {
+            chunks: Buffer.alloc(0),
+            flags: (record[5] as number) & ~(Flag.chunksFull | Flag.chunksSparse),
+          });
     this.#count(this.get(path)?.record, -1);
     this.#count(lean, 1);
     const group = linkGroupOf(lean);
@@ -210,9 +240,16 @@ class SqliteVolumeStore extends Reader implements VolumeStore {
       `INSERT INTO entry(path, seq, link, copy_ino, record) VALUES(?, ?, ?, ?, ?)
        ON CONFLICT(path) DO UPDATE SET seq = excluded.seq, link = excluded.link, copy_ino = excluded.copy_ino, record = excluded.record`,
     ).run(path, seqOf(lean), group === 0n ? null : ino(group), ino(copyIno), lean);
-    if (chunks) this.sql('INSERT INTO chunk(path, data) VALUES(?, ?) ON CONFLICT(path) DO UPDATE SET data = excluded.data').run(path, chunks);
+    if (chunks)
+      this.sql(
+        'INSERT INTO chunk(path, data) VALUES(?, ?) ON CONFLICT(path) DO UPDATE SET data = excluded.data',
+      ).run(path, chunks);
     else this.sql('DELETE FROM chunk WHERE path = ?').run(path);
     this.sql('DELETE FROM removed WHERE path = ?').run(path);
+  }
+
+  setCopy(path: Buffer, copyIno: bigint): void {
+    this.sql('UPDATE entry SET copy_ino = ? WHERE path = ?').run(ino(copyIno), path);
   }
 
   remove(path: Buffer, seq: number): void {
@@ -221,11 +258,15 @@ class SqliteVolumeStore extends Reader implements VolumeStore {
     this.sql('DELETE FROM entry WHERE path = ?').run(path);
     this.sql('DELETE FROM chunk WHERE path = ?').run(path);
     this.sql('DELETE FROM run WHERE path = ?').run(path);
-    this.sql('INSERT INTO removed(path, seq) VALUES(?, ?) ON CONFLICT(path) DO UPDATE SET seq = excluded.seq').run(path, seq);
+    this.sql(
+      'INSERT INTO removed(path, seq) VALUES(?, ?) ON CONFLICT(path) DO UPDATE SET seq = excluded.seq',
+    ).run(path, seq);
   }
 
   putRuns(path: Buffer, seq: number, runs: Run[] | null): void {
-    this.sql('INSERT INTO run(path, seq, runs) VALUES(?, ?, ?) ON CONFLICT(path, seq) DO UPDATE SET runs = excluded.runs').run(path, seq, runs ? encodeRuns(runs) : null);
+    this.sql(
+      'INSERT INTO run(path, seq, runs) VALUES(?, ?, ?) ON CONFLICT(path, seq) DO UPDATE SET runs = excluded.runs',
+    ).run(path, seq, runs ? encodeRuns(runs) : null);
   }
 
   prune(seq: number): void {
@@ -261,8 +302,24 @@ class SqliteVolumeStore extends Reader implements VolumeStore {
   }
 
   generations(limit: number): GenerationRow[] {
-    const rows = this.sql('SELECT * FROM generation ORDER BY seq DESC LIMIT ?').all(limit) as unknown as { seq: number; epoch: number; sealed_at: number; quiescent: number; entries: number; bytes: number; changed: number }[];
-    return rows.map((r) => ({ seq: r.seq, epoch: r.epoch, sealedAt: r.sealed_at, quiescent: r.quiescent === 1, entries: r.entries, bytes: r.bytes, changed: r.changed }));
+    const rows = this.sql('SELECT * FROM generation ORDER BY seq DESC LIMIT ?').all(limit) as unknown as {
+      seq: number;
+      epoch: number;
+      sealed_at: number;
+      quiescent: number;
+      entries: number;
+      bytes: number;
+      changed: number;
+    }[];
+    return rows.map((r) => ({
+      seq: r.seq,
+      epoch: r.epoch,
+      sealedAt: r.sealed_at,
+      quiescent: r.quiescent === 1,
+      entries: r.entries,
+      bytes: r.bytes,
+      changed: r.changed,
+    }));
   }
 
   transaction<T>(work: (breathe: () => Promise<void>) => Promise<T> | T): Promise<T> {
@@ -310,19 +367,33 @@ export type OpenStore = SqliteVolumeStore;
  * Opens (or makes) the store in `directory` (`<pool>/.simple-volume-state/volumes/<ns>/<vol>`).
  * @throws INTERNAL when the file is damaged or of a newer version; it says which file and what to do.
  */
-export function openVolumeStore(directory: string, namespace: string, volume: string, deps: StoreDeps): OpenStore {
+export function openVolumeStore(
+  directory: string,
+  namespace: string,
+  volume: string,
+  deps: StoreDeps,
+): OpenStore {
   mkdirSync(directory, { recursive: true, mode: 0o700 });
   const file = join(directory, 'state.db');
   let db: DatabaseSync | undefined;
   try {
     db = new DatabaseSync(file);
-    db.exec('PRAGMA busy_timeout=5000; PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA cache_size=-256; PRAGMA mmap_size=0; PRAGMA temp_store=MEMORY; PRAGMA wal_autocheckpoint=1000; PRAGMA journal_size_limit=8388608;');
+    db.exec(
+      'PRAGMA busy_timeout=5000; PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA cache_size=-256; PRAGMA mmap_size=0; PRAGMA temp_store=MEMORY; PRAGMA wal_autocheckpoint=1000; PRAGMA journal_size_limit=8388608;',
+    );
     const { user_version: version } = db.prepare('PRAGMA user_version').get() as { user_version: number };
-    if (version > SCHEMA_VERSION) throw new Error(`it has version ${version}, this agent knows up to ${SCHEMA_VERSION}; run a newer agent`);
+    if (version > SCHEMA_VERSION)
+      throw new Error(
+        `it has version ${version}, this agent knows up to ${SCHEMA_VERSION}; run a newer agent`,
+      );
     if (version === 0) db.exec(`BEGIN IMMEDIATE; ${SCHEMA} PRAGMA user_version=${SCHEMA_VERSION}; COMMIT`);
     return new SqliteVolumeStore(db, file, namespace, volume, deps);
   } catch (error) {
     db?.close();
-    throw new SimpleVolumeError('INTERNAL', `the state of volume ${namespace}/${volume} in ${file} cannot be opened: ${(error as Error).message}`, { path: file, cause: error });
+    throw new SimpleVolumeError(
+      'INTERNAL',
+      `the state of volume ${namespace}/${volume} in ${file} cannot be opened: ${(error as Error).message}`,
+      { path: file, cause: error },
+    );
   }
 }

@@ -1,0 +1,972 @@
+/**
+ * The active side of one volume: watch, batch, seal, serve. Whatever fails, no change is forgotten: the marks of a
+ * batch that was not sealed go back to the watcher, and a start compares the whole tree with the index.
+ */
+import { stat } from 'node:fs/promises';
+import { SimpleVolumeError } from '../core/errors.ts';
+import { formatGeneration, type Generation, isAncestor, type Lineage } from '../core/generation.ts';
+import { decodeMarks, encodeMarks, type Mark, MarkBit, MarkType } from '../core/lists.ts';
+import type {
+  Clock,
+  Logger,
+  ServedGeneration,
+  ServedVolume,
+  SourceStatus,
+  VolumeName,
+  VolumePaths,
+} from '../core/parts.ts';
+import { DEFAULT_POLICY, type VolumePolicy } from '../core/policy.ts';
+import { pathOf } from '../core/record.ts';
+import type { VolumeStore } from '../core/store.ts';
+import type { Filter, Native, NativeError, Watcher } from '../native/types.ts';
+import { Batch } from './batch.ts';
+import { isMassDelete } from './classify.ts';
+import { compare } from './collect.ts';
+import { Conditions } from './conditions.ts';
+import type { Gate } from './gate.ts';
+import { keyOf } from './paths.ts';
+import { Pins } from './pins.ts';
+import { makePlan } from './plan.ts';
+import { type Copies, Sealer, type ShadowPaths, shadowPaths } from './seal.ts';
+
+const ROUNDS = 8;
+/** After the first round of a batch, ms: then the generation is fuzzy. */
+const ROUNDS_MS = 1000;
+/** Paths that one batch takes in; bounds its memory. */
+const BATCH_LIMIT = 50_000;
+const FIRST_BACKOFF_MS = 250;
+const LAST_BACKOFF_MS = 30_000;
+/** A held volume is looked at again after this time. */
+const HELD_MS = 5_000;
+/** Paths that could not be read are tried again after this time. */
+const UNREADABLE_MS = 60_000;
+/** Between two scans of the tree while some directories have no watch. */
+const UNWATCHED_MS = 60_000;
+/** Pause after each piece of an audit scan (about 2,000 entries): it is in no hurry. */
+const AUDIT_PAUSE_MS = 200;
+/** How long open() waits for a seal that is under way. */
+const OPEN_WAIT_MS = 10_000;
+/** Removed paths that are remembered for differences: never fewer than half of this, per volume. */
+const TOMBSTONES = 100_000;
+
+const ROOT = Buffer.alloc(0);
+const WHOLE: Mark = { type: MarkType.subtree, bits: 0, path: ROOT };
+
+export interface SourceDeps {
+  name: VolumeName;
+  paths: VolumePaths;
+  store: VolumeStore;
+  native: Native;
+  watcher: Watcher;
+  /** this volume's number in the watcher */
+  watchNumber: number;
+  clock: Clock;
+  log: Logger;
+  /** staging of all volumes of the agent goes through this */
+  jobs: Gate;
+  /** milliseconds between two audit scans; 0: none */
+  auditMs?: number;
+  batchLimit?: number;
+  /** right before the marks of a batch are taken */
+  onCut?: () => void;
+  /** a generation exists; caughtUp: it holds everything that had happened when onCut was called */
+  onSealed?: (generation: Generation, quiescent: boolean, caughtUp: boolean) => void;
+  /** bytes written into slots */
+  onStaged?: (bytes: number) => void;
+}
+
+class Held extends SimpleVolumeError {
+  readonly condition: string;
+  constructor(condition: string, message: string) {
+    super('HELD', message);
+    this.condition = condition;
+  }
+}
+
+interface RootIdentity {
+  dev: string;
+  ino: string;
+}
+
+type State = SourceStatus['state'];
+
+/** CLOCK_MONOTONIC, ms: the watcher's clock. */
+const monotonicMs = (): number => Number(process.hrtime.bigint() / 1000n) / 1000;
+
+export class SourceVolume implements ServedVolume {
+  readonly namespace: string;
+  readonly volume: string;
+  readonly #deps: SourceDeps;
+  readonly #store: VolumeStore;
+  readonly #native: Native;
+  readonly #shadow: ShadowPaths;
+  readonly #sealer: Sealer;
+  readonly #live: Buffer;
+  readonly #conditions: Conditions;
+  readonly #pins = new Pins();
+  readonly #forced = new Set<string>();
+  readonly #special = new Map<string, Buffer>();
+  readonly #unreadable = new Map<string, Buffer>();
+  #hot = 0;
+  /** the last batch took in as much as it may: the rest follows at once */
+  #more = false;
+
+  #policy: VolumePolicy = DEFAULT_POLICY;
+  #epoch = 0;
+  #filter: Filter | null = null;
+  #state: State = 'stopped';
+  #generation: (Generation & { quiescent: boolean }) | null = null;
+  #lineage: Lineage = [];
+  #copies: Copies | null = null;
+  #unfinished = false;
+  #announced: string | null = null;
+  #root: RootIdentity | null = null;
+  #watching = false;
+  #directories = 0;
+  #lastBatch: SourceStatus['lastBatch'] = null;
+
+  #abort = new AbortController();
+  #tail: Promise<unknown> = Promise.resolve();
+  #running = false;
+  #sealing: Promise<void> | null = null;
+  #timer: { cancel(): void } | null = null;
+  #auditTimer: { cancel(): void } | null = null;
+  #retryTimer: { cancel(): void } | null = null;
+  #audit: Promise<void> | null = null;
+  #failures = 0;
+  #notBefore = 0;
+  #nextSlot = 1;
+
+  constructor(deps: SourceDeps) {
+    this.#deps = deps;
+    this.namespace = deps.name.namespace;
+    this.volume = deps.name.volume;
+    this.#store = deps.store;
+    this.#native = deps.native;
+    this.#shadow = shadowPaths(deps.paths.shadow);
+    this.#sealer = new Sealer(deps.native, deps.store, this.#shadow);
+    this.#live = Buffer.from(deps.paths.live);
+    this.#conditions = new Conditions(() => deps.clock.now());
+    this.#load();
+  }
+
+  #load(): void {
+    const [newest] = this.#store.generations(1);
+    this.#generation = newest ? { epoch: newest.epoch, seq: newest.seq, quiescent: newest.quiescent } : null;
+    this.#lineage = this.#store.meta<Lineage>('lineage') ?? [];
+    this.#copies = this.#store.meta<Copies>('copies') ?? null;
+    this.#unfinished = this.#sealer.unfinished;
+  }
+
+  // ---- life
+
+  /** Finishes what a crash interrupted. Never throws for what can be tried again later. */
+  async recover(): Promise<void> {
+    this.#load();
+    try {
+      await this.#redo();
+      if (await exists(this.#shadow.slots)) await this.#sealer.clearSlots();
+      await this.#sealer.clearRetired(null);
+    } catch (error) {
+      this.#failed(error);
+    }
+  }
+
+  async #redo(): Promise<void> {
+    if (!this.#unfinished) return;
+    await this.#sealer.makeFolders();
+    await this.#sealer.redo();
+    this.#load();
+  }
+
+  /**
+   * Watches and begins with a comparison of the whole tree. Resolves when all watches are in place.
+   * @throws EPOCH_OLD, PATTERN_INVALID
+   */
+  async start(policy: VolumePolicy, epoch: number): Promise<void> {
+    if (this.#filter) await this.stop();
+    const seen = this.#store.meta<number>('epoch') ?? 0;
+    if (epoch < seen || (this.#generation && epoch < this.#generation.epoch))
+      throw new SimpleVolumeError('EPOCH_OLD', `epoch ${epoch} is over: this node has seen epoch ${seen}`, {
+        field: 'epoch',
+      });
+    const bytes = (patterns: string[]): Buffer[] => patterns.map((p) => Buffer.from(p));
+    try {
+      this.#filter = this.#native.compileFilter(bytes(policy.includePaths), bytes(policy.excludePaths));
+    } catch (error) {
+      if ((error as NativeError).code !== 'PATTERN_INVALID') throw error;
+      throw new SimpleVolumeError('PATTERN_INVALID', (error as Error).message, { cause: error });
+    }
+    this.#abort = new AbortController();
+    this.#policy = policy;
+    this.#epoch = epoch;
+    this.#state = 'starting';
+    this.#failures = 0;
+    this.#notBefore = 0;
+    this.#announced = null;
+    this.#forced.clear();
+    if (seen < epoch) this.#store.setMeta('epoch', epoch);
+    await this.#redo();
+    await this.#prepareCopies();
+    try {
+      await this.#checkRoot();
+      this.#state = 'scanning';
+    } catch (error) {
+      if (!(error instanceof Held)) throw error;
+      this.#hold(error);
+    }
+    this.#scheduleAudit();
+    this.#kick();
+  }
+
+  /** Ends the watch; waits for the batch that is running. */
+  async stop(): Promise<void> {
+    this.#abort.abort();
+    for (const timer of [this.#timer, this.#auditTimer, this.#retryTimer]) timer?.cancel();
+    this.#timer = null;
+    this.#auditTimer = null;
+    this.#retryTimer = null;
+    await this.#tail.catch(() => undefined);
+    await this.#audit?.catch(() => undefined);
+    if (this.#watching) {
+      this.#watching = false;
+      await this.#deps.watcher.remove(this.#deps.watchNumber);
+    }
+    this.#filter = null;
+    this.#state = 'stopped';
+  }
+
+  /** Whether the copy that the index speaks of is the one in this shadow; else it is begun anew. */
+  async #prepareCopies(): Promise<void> {
+    const mode = this.#policy.consistencyMode;
+    const have = this.#copies;
+    const generation = this.#generation;
+    const fits =
+      have !== null &&
+      have.mode === mode &&
+      have.seq === (generation?.seq ?? null) &&
+      (have.complete ? generation !== null && have.epoch === generation.epoch : have.epoch === this.#epoch);
+    if (mode === 'shadow') await this.#sealer.makeFolders();
+    if (fits) return;
+    await this.#native.removeTree(Buffer.from(this.#shadow.home), Buffer.from('current'));
+    await this.#sealer.clearRetired(null);
+    if (mode === 'shadow') await this.#sealer.makeFolders();
+    const copies: Copies = {
+      mode,
+      epoch: this.#epoch,
+      seq: generation?.seq ?? null,
+      complete: false,
+      ahead: have?.epoch === this.#epoch && have.ahead,
+    };
+    const store = this.#store;
+    await store.transaction(async (breathe) => {
+      for (let after: Buffer | null = null; ; ) {
+        const rows = store.page(after, 500);
+        for (const { record, copyIno } of rows) if (copyIno !== 0n) store.setCopy(pathOf(record), 0n);
+        if (rows.length < 500) break;
+        after = Buffer.from(pathOf((rows.at(-1) as { record: Buffer }).record));
+        await breathe();
+      }
+      store.setMeta('copies', copies);
+    });
+    this.#copies = copies;
+  }
+
+  // ---- the root
+
+  async #identity(): Promise<RootIdentity | null> {
+    try {
+      const s = await stat(this.#live, { bigint: true });
+      return s.isDirectory() ? { dev: String(s.dev), ino: String(s.ino) } : null;
+    } catch (error) {
+      const { code } = error as NodeJS.ErrnoException;
+      if (code === 'ENOENT' || code === 'ENOTDIR') return null;
+      throw error;
+    }
+  }
+
+  /** The tree must be the one that it was: another one, or none, is never taken for a tree that was emptied. */
+  async #checkRoot(): Promise<void> {
+    const { watcher, watchNumber } = this.#deps;
+    const now = await this.#identity();
+    if (!now)
+      throw new Held(
+        'RootChanged',
+        `the volume's directory ${this.#deps.paths.live} is not there; it is not taken for a deletion`,
+      );
+    const stored = this.#store.meta<RootIdentity & { epoch: number }>('root');
+    const other = this.#root
+      ? this.#root.dev !== now.dev || this.#root.ino !== now.ino
+      : // Device numbers may change with a reboot.
+        stored !== undefined && stored.epoch === this.#epoch && stored.ino !== now.ino;
+    if (other && !this.#forced.delete('RootChanged'))
+      throw new Held(
+        'RootChanged',
+        `the volume's directory ${this.#deps.paths.live} is another one than before; if it is the right one, lift this condition by force`,
+      );
+    const lost = this.#watching && watcher.state(watchNumber).rootLost;
+    if (this.#watching && !lost && !other) return;
+    if (this.#watching) {
+      this.#watching = false;
+      await watcher.remove(watchNumber);
+    }
+    const { directories, dev, ino } = await watcher.add(watchNumber, this.#live, this.#filter as Filter);
+    this.#watching = true;
+    this.#directories = directories;
+    if (String(dev) !== now.dev || String(ino) !== now.ino) {
+      // swapped right now: look again
+      const again = await this.#identity();
+      if (!again || again.ino !== now.ino || again.dev !== now.dev)
+        throw new Held('RootChanged', `the volume's directory ${this.#deps.paths.live} is being replaced`);
+    }
+    this.#root = now;
+    if (!stored || stored.epoch !== this.#epoch || stored.ino !== now.ino)
+      this.#store.setMeta('root', { ...now, epoch: this.#epoch });
+    // What happened before the watch: compared with the index, nothing is taken as given.
+    watcher.putBack(watchNumber, encodeMarks([WHOLE]));
+    this.#release('RootChanged');
+    this.#watchBudget();
+  }
+
+  #watchBudget(): void {
+    const { watcher, watchNumber } = this.#deps;
+    const s = watcher.state(watchNumber);
+    if (s.unwatched === 0) {
+      this.#conditions.clear('WatchBudgetExhausted');
+      return;
+    }
+    const ENOSPC = 28;
+    const message =
+      s.watchErrno === ENOSPC
+        ? `${s.unwatched} directories have no watch: the limit fs.inotify.max_user_watches is used up, this volume alone needs ${s.watches + s.unwatched}; raise it with sysctl. Until then these directories are scanned every ${UNWATCHED_MS / 1000} s`
+        : `${s.unwatched} directories cannot be watched (errno ${s.watchErrno}); they are scanned every ${UNWATCHED_MS / 1000} s`;
+    if (this.#conditions.set('WatchBudgetExhausted', message))
+      this.#deps.log.warn({ unwatched: s.unwatched, errno: s.watchErrno }, message);
+  }
+
+  #hold(held: Held): void {
+    this.#state = 'held';
+    if (this.#conditions.set(held.condition, held.message))
+      this.#deps.log.warn({ condition: held.condition }, held.message);
+    this.#notBefore = this.#deps.clock.boot() + HELD_MS;
+  }
+  #release(condition: string): void {
+    if (this.#conditions.has(condition)) this.#deps.log.info({ condition }, 'condition is over');
+    this.#conditions.clear(condition);
+  }
+
+  // ---- when a batch begins
+
+  /** Something may be dirty. */
+  wake(): void {
+    if (!this.#running && this.#filter && !this.#abort.signal.aborted) this.#schedule();
+  }
+
+  #schedule(): void {
+    this.#timer?.cancel();
+    this.#timer = null;
+    if (this.#abort.signal.aborted || !this.#filter) return;
+    const wait = this.#due();
+    if (wait === null) return;
+    this.#timer = this.#deps.clock.setTimeout(
+      () => {
+        this.#timer = null;
+        const left = this.#due();
+        if (left !== null && left > 0) this.#schedule();
+        else this.#kick();
+      },
+      Math.max(0, Math.ceil(wait)),
+    );
+  }
+
+  /** Milliseconds until the next batch; null: nothing to do. */
+  #due(): number | null {
+    const { watcher, watchNumber, clock } = this.#deps;
+    const pause = Math.max(0, this.#notBefore - clock.boot());
+    if (!this.#watching || this.#unfinished) return pause;
+    const s = watcher.state(watchNumber);
+    if (s.rootLost) return pause;
+    if (this.#more) return pause;
+    if (s.dirty === 0 || s.firstMs === null || s.lastMs === null)
+      return this.#state === 'held' ? pause : null;
+    const { debounceMs, maxDelayMs } = this.#policy;
+    const due = Math.min(s.lastMs + debounceMs, s.firstMs + maxDelayMs) - monotonicMs();
+    return Math.max(due, pause);
+  }
+
+  #kick(): void {
+    void this.#run().catch(() => undefined);
+  }
+
+  /** One batch, after the one that is running. */
+  #run(): Promise<void> {
+    const work = async (): Promise<void> => {
+      if (this.#abort.signal.aborted || !this.#filter) return;
+      this.#running = true;
+      this.#timer?.cancel();
+      this.#timer = null;
+      try {
+        await this.#batch();
+        this.#failures = 0;
+      } catch (error) {
+        this.#failed(error);
+        throw error;
+      } finally {
+        this.#running = false;
+        this.#schedule();
+      }
+    };
+    const result = this.#tail.then(work, work);
+    this.#tail = result.catch(() => undefined);
+    return result;
+  }
+
+  #failed(error: unknown): void {
+    this.#unfinished = this.#sealer.unfinished;
+    if (this.#abort.signal.aborted) return;
+    if (error instanceof Held) {
+      this.#hold(error);
+      return;
+    }
+    const { code, message, errcode } = error as NativeError & { errcode?: number };
+    const SQLITE_FULL = 13;
+    const full = code === 'ENOSPC' || code === 'EDQUOT' || errcode === SQLITE_FULL;
+    const wait = Math.min(FIRST_BACKOFF_MS * 2 ** this.#failures, LAST_BACKOFF_MS);
+    this.#failures++;
+    this.#notBefore = this.#deps.clock.boot() + wait;
+    this.#conditions.clear(full ? 'BatchFailed' : 'NoSpace');
+    this.#conditions.set(
+      full ? 'NoSpace' : 'BatchFailed',
+      full
+        ? 'there is no space left for the shadow copy; the application is not concerned, replication goes on when there is space'
+        : `a batch failed and is tried again: ${message}`,
+    );
+    if (this.#failures === 1 || this.#failures % 20 === 0)
+      this.#deps.log.warn(
+        { error: message, code, failures: this.#failures },
+        'a batch failed and is tried again',
+      );
+  }
+
+  // ---- a batch
+
+  async #batch(): Promise<void> {
+    const { watcher, watchNumber, clock, jobs } = this.#deps;
+    if (this.#unfinished) await this.#redo();
+    this.#announce(false);
+    await this.#checkRoot();
+    const begin = clock.boot();
+    const taken: Buffer[] = [];
+    const shadow = this.#policy.consistencyMode === 'shadow';
+    const batch = new Batch({
+      native: this.#native,
+      index: this.#store,
+      filter: this.#filter as Filter,
+      root: this.#live,
+      shadow: shadow
+        ? { slots: Buffer.from(this.#shadow.slots), data: Buffer.from(this.#shadow.data) }
+        : null,
+      jobs,
+      newSlot: () => this.#nextSlot++,
+      limit: this.#deps.batchLimit ?? BATCH_LIMIT,
+      signal: this.#abort.signal,
+    });
+    const take = (): Mark[] => {
+      const marks = watcher.take(watchNumber);
+      if (marks.length > 0) taken.push(marks);
+      return decodeMarks(marks);
+    };
+    if (this.#state !== 'held')
+      this.#state = this.#generation && this.#copies?.complete ? 'sealing' : 'scanning';
+    let sealed = false;
+    try {
+      this.#deps.onCut?.();
+      let marks = take();
+      let left: Mark[] = [];
+      let rounds = 0;
+      let until = Number.POSITIVE_INFINITY;
+      let still = false;
+      for (;;) {
+        rounds++;
+        await batch.round(marks);
+        if (rounds === 1) until = clock.boot() + ROUNDS_MS;
+        if (batch.limited) break;
+        await watcher.barrier();
+        marks = [...take(), ...batch.takeAgain()];
+        still = marks.length === 0 && watcher.state(watchNumber).pendingDirs === 0;
+        if (still) break;
+        if (rounds >= ROUNDS || clock.boot() > until) {
+          left = marks;
+          break;
+        }
+      }
+      left = [...left, ...batch.finish()];
+      await this.#checkSame();
+      this.#checkRequired(batch);
+      this.#checkMassDelete(batch);
+      const settled = left.length === 0 && !batch.limited;
+      const stale = batch.busy.size > 0 || batch.unreadable.size > 0;
+      await this.#seal(batch, {
+        quiescent: still && settled && !stale,
+        caughtUp: !batch.limited && !stale && (still || rounds > 1),
+        settled,
+        begin,
+        rounds,
+      });
+      sealed = true;
+      this.#more = batch.limited;
+      this.#report(batch);
+      const busy = [...batch.busy.values()].map((path) => ({
+        type: MarkType.path,
+        bits: MarkBit.content,
+        path,
+      }));
+      if (batch.limited) for (const all of taken) watcher.putBack(watchNumber, all);
+      else if (left.length + busy.length > 0) watcher.putBack(watchNumber, encodeMarks([...left, ...busy]));
+    } catch (error) {
+      if (!sealed && !this.#abort.signal.aborted && this.#watching)
+        for (const marks of taken) watcher.putBack(watchNumber, marks);
+      throw error;
+    } finally {
+      if (!this.#sealer.unfinished && shadow) await this.#sealer.clearSlots().catch(() => undefined);
+    }
+  }
+
+  /** The root once more, right before a seal: an unmount during the batch must not look like deletions. */
+  async #checkSame(): Promise<void> {
+    const now = await this.#identity();
+    if (!now || now.dev !== this.#root?.dev || now.ino !== this.#root.ino)
+      throw new Held(
+        'RootChanged',
+        `the volume's directory ${this.#deps.paths.live} went away or was replaced during a batch`,
+      );
+  }
+
+  #checkRequired(batch: Batch): void {
+    const missing = this.#policy.requiredPaths
+      .map((p) => Buffer.from(p.replace(/^\/+|\/+$/g, '')))
+      .filter((path) => {
+        const p = batch.pending.get(keyOf(path));
+        return p ? p.change === 'gone' : this.#store.get(path) === undefined;
+      });
+    if (missing.length === 0) {
+      this.#release('RequiredPathMissing');
+      return;
+    }
+    this.#conditions.set(
+      'RequiredPathMissing',
+      'required paths are missing: the last generation stays until they are back',
+      missing,
+    );
+    throw new Held('RequiredPathMissing', `required paths are missing: ${missing.length}`);
+  }
+
+  #checkMassDelete(batch: Batch): void {
+    const gone = [...batch.pending.values()].filter((p) => p.change === 'gone');
+    const entries = batch.limited ? batch.walked : this.#store.totals().entries;
+    const { held, unexplained } = isMassDelete(gone, entries);
+    if (held && !this.#forced.has('MassDelete'))
+      throw new Held(
+        'MassDelete',
+        `${unexplained} of ${entries} entries are gone and nobody was seen deleting them; the last generation stays. If it is right, lift this condition by force`,
+      );
+    if (!batch.limited) this.#forced.delete('MassDelete');
+    this.#release('MassDelete');
+  }
+
+  async #seal(
+    batch: Batch,
+    how: { quiescent: boolean; caughtUp: boolean; settled: boolean; begin: number; rounds: number },
+  ): Promise<void> {
+    const { clock, log } = this.#deps;
+    const store = this.#store;
+    const shadow = this.#policy.consistencyMode === 'shadow';
+    const before = this.#generation;
+    const copies = this.#copies as Copies;
+    const previous = before?.seq ?? 0;
+    const seq = previous + 1;
+    let release = (): void => {};
+    // open() waits from here on: who pins a generation must not do so between the plan and its end.
+    this.#sealing = new Promise((resolve) => {
+      release = resolve;
+    });
+    try {
+      const pinned = this.#pins.any;
+      const plan = makePlan(batch.pending.values(), {
+        seq,
+        shadow,
+        pinned,
+        lookup: (path) => store.get(path),
+        newSlot: () => this.#nextSlot++,
+      });
+      const changes = plan.changed + plan.removed > 0;
+      const complete = copies.complete || (!batch.limited && !this.#lacksCopies(batch));
+      const wanted = changes || copies.ahead || before === null || before.epoch !== this.#epoch;
+      const generation = complete && wanted ? { epoch: this.#epoch, seq, quiescent: how.quiescent } : null;
+      const upgrade = !generation && complete && before && !before.quiescent && how.quiescent && !changes;
+      const nothing =
+        !generation &&
+        !upgrade &&
+        plan.ops.length + plan.puts.length + plan.removes.length === 0 &&
+        complete === copies.complete;
+      if (!nothing) {
+        const lineage: Lineage =
+          generation && this.#lineage.at(-1)?.[0] !== this.#epoch
+            ? [...this.#lineage, [this.#epoch, seq]]
+            : this.#lineage;
+        const newest = generation ?? before;
+        await this.#sealer.seal(plan, {
+          generation,
+          lineage,
+          previous,
+          pinned,
+          now: clock.now(),
+          copies: {
+            mode: copies.mode,
+            epoch: complete && newest ? newest.epoch : this.#epoch,
+            seq: newest?.seq ?? null,
+            complete,
+            ahead: !generation && (copies.ahead || changes),
+          },
+          also: () => {
+            if (upgrade && before) {
+              const [row] = store.generations(1);
+              if (row) store.addGeneration({ ...row, quiescent: true });
+            }
+            if (generation) this.#prune(seq, plan.removed);
+          },
+        });
+        this.#load();
+      }
+      if (generation || plan.puts.length > 0 || plan.removes.length > 0)
+        this.#lastBatch = {
+          changed: plan.changed,
+          removed: plan.removed,
+          moved: plan.moved,
+          bytesWritten: batch.bytesWritten,
+          ms: Math.round(clock.boot() - how.begin),
+          rounds: how.rounds,
+        };
+      this.#deps.onStaged?.(batch.bytesWritten);
+      if (generation)
+        log.debug(
+          {
+            generation: formatGeneration(generation),
+            quiescent: how.quiescent,
+            changed: plan.changed,
+            removed: plan.removed,
+            moved: plan.moved,
+            rounds: how.rounds,
+          },
+          'generation sealed',
+        );
+      this.#announce(how.caughtUp);
+      this.#state = this.#copies?.complete ? 'watching' : 'scanning';
+      this.#conditions.clear('BatchFailed');
+      this.#conditions.clear('NoSpace');
+    } finally {
+      this.#sealing = null;
+      release();
+    }
+    await this.#sweepRetired();
+  }
+
+  /**
+   * Whether some row has no copy yet, because its file could not be read: sealed like that, the generation would
+   * promise a file that nobody can get; without it, replicas would delete theirs.
+   */
+  #lacksCopies(batch: Batch): boolean {
+    if (this.#policy.consistencyMode === 'live') return false;
+    const waiting = [...batch.busy.values(), ...[...batch.unreadable.values()].map((u) => u.path)];
+    return (
+      waiting.some((path) => {
+        if (batch.pending.has(keyOf(path))) return false;
+        const row = this.#store.get(path);
+        return row !== undefined && row.copyIno === 0n;
+      }) || batch.leftOut.some((path) => this.#store.get(path)?.copyIno === 0n)
+    );
+  }
+
+  #announce(caughtUp: boolean): void {
+    const generation = this.#generation;
+    if (!generation || this.#unfinished || generation.epoch !== this.#epoch) return;
+    const text = formatGeneration(generation);
+    if (this.#announced === text) return;
+    this.#announced = text;
+    this.#deps.onSealed?.({ epoch: generation.epoch, seq: generation.seq }, generation.quiescent, caughtUp);
+  }
+
+  /** Bounds what is kept for differences: the older half goes when there is too much of it. */
+  #prune(seq: number, removed: number): void {
+    const store = this.#store;
+    const t = store.meta<{ count: number; seq: number }>('tombstones') ?? { count: 0, seq };
+    t.count += removed;
+    if (t.count < TOMBSTONES / 2 && seq - t.seq < 5000) {
+      store.setMeta('tombstones', t);
+      return;
+    }
+    store.prune(store.meta<number>('tombstonesHalf') ?? 0);
+    store.setMeta('tombstonesHalf', seq);
+    store.setMeta('tombstones', { count: 0, seq });
+  }
+
+  #report(batch: Batch): void {
+    for (const key of batch.fine) {
+      this.#special.delete(key);
+      this.#unreadable.delete(key);
+    }
+    for (const [key, path] of batch.special) this.#special.set(key, path);
+    for (const [key, { path }] of batch.unreadable) this.#unreadable.set(key, path);
+    this.#hot = batch.busy.size;
+    const c = this.#conditions;
+    if (batch.busy.size > 0)
+      c.set(
+        'Hot',
+        'these files change so steadily that no consistent copy could be made; their last version stays',
+        batch.busy.values(),
+      );
+    else c.clear('Hot');
+    if (this.#special.size > 0)
+      c.set('Unsupported', 'sockets, FIFOs and devices are not replicated', this.#special.values());
+    else c.clear('Unsupported');
+    if (this.#unreadable.size > 0) {
+      c.set('Unreadable', 'these paths cannot be read; their last version stays', this.#unreadable.values());
+      this.#retryTimer ??= this.#deps.clock.setTimeout(() => {
+        this.#retryTimer = null;
+        if (!this.#watching) return;
+        const marks = [...this.#unreadable.values()].map((path) => ({
+          type: MarkType.subtree,
+          bits: MarkBit.content,
+          path,
+        }));
+        this.#deps.watcher.putBack(this.#deps.watchNumber, encodeMarks(marks));
+        this.wake();
+      }, UNREADABLE_MS);
+    } else c.clear('Unreadable');
+    this.#watchBudget();
+  }
+
+  async #sweepRetired(): Promise<void> {
+    if (this.#sealing || this.#policy.consistencyMode === 'live') return;
+    await this.#sealer
+      .clearRetired(this.#pins.oldest())
+      .catch((error: Error) =>
+        this.#deps.log.warn(
+          { error: error.message },
+          'replaced files could not be removed; tried again after the next batch',
+        ),
+      );
+  }
+
+  // ---- audit
+
+  #scheduleAudit(): void {
+    const { auditMs = 0, clock } = this.#deps;
+    if (auditMs <= 0) return;
+    const wait = this.#conditions.has('WatchBudgetExhausted') ? Math.min(auditMs, UNWATCHED_MS) : auditMs;
+    this.#auditTimer = clock.setTimeout(() => {
+      this.#auditTimer = null;
+      this.#audit = this.audit()
+        .then(
+          () => undefined,
+          (error: Error) => {
+            if (!this.#abort.signal.aborted)
+              this.#deps.log.warn({ error: error.message }, 'an audit scan failed');
+          },
+        )
+        .finally(() => {
+          this.#audit = null;
+          if (!this.#abort.signal.aborted) this.#scheduleAudit();
+        });
+    }, wait);
+  }
+
+  /**
+   * Compares the tree with the index in no hurry and marks what differs: for what inotify does not tell (writes
+   * through mmap, directories without a watch). Counts the differences.
+   */
+  async audit(pauseMs = AUDIT_PAUSE_MS): Promise<number> {
+    const { watcher, watchNumber } = this.#deps;
+    const { signal } = this.#abort;
+    if (!this.#watching || !this.#filter || this.#state !== 'watching') return 0;
+    await watcher.retry();
+    this.#watchBudget();
+    let found = 0;
+    let marks: Mark[] = [];
+    const give = (): void => {
+      if (marks.length === 0 || !this.#watching) return;
+      watcher.putBack(watchNumber, encodeMarks(marks));
+      marks = [];
+      this.wake();
+    };
+    const differences = compare({
+      native: this.#native,
+      index: this.#store,
+      filter: this.#filter,
+      root: this.#live,
+      directory: ROOT,
+      deep: true,
+      copies: this.#policy.consistencyMode === 'shadow',
+      pace: async () => {
+        if (pauseMs > 0) await new Promise<void>((resolve) => this.#deps.clock.setTimeout(resolve, pauseMs));
+        signal.throwIfAborted();
+      },
+    });
+    for await (const d of differences) {
+      const key = keyOf(d.path);
+      if (d.what === 'unreadable' || (d.what === 'special' && this.#special.has(key))) continue;
+      found++;
+      marks.push({ type: MarkType.path, bits: 0, path: d.path });
+      if (marks.length >= 1000) give();
+    }
+    give();
+    return found;
+  }
+
+  // ---- what others ask
+
+  /**
+   * Seals everything that is pending now.
+   * @throws HELD, NOT_READY, NOTHING_SEALED
+   */
+  async flush(): Promise<{ generation: Generation; quiescent: boolean }> {
+    const { watcher, watchNumber } = this.#deps;
+    if (!this.#filter) throw new SimpleVolumeError('NOT_READY', 'the volume is not watched');
+    for (let i = 0; i < 100; i++) {
+      await watcher.barrier();
+      await this.#run();
+      if (!this.#watching) break;
+      const s = watcher.state(watchNumber);
+      if (s.dirty === 0 || (this.#generation?.epoch === this.#epoch && i >= 4 && !this.#copies?.ahead)) break;
+    }
+    const generation = this.#generation;
+    if (!generation || generation.epoch !== this.#epoch)
+      throw new SimpleVolumeError('NOTHING_SEALED', 'no generation of this epoch has been sealed yet');
+    return { generation: { epoch: generation.epoch, seq: generation.seq }, quiescent: generation.quiescent };
+  }
+
+  /** Lifts a held condition for once: MassDelete or RootChanged. */
+  async force(condition: string): Promise<void> {
+    if (condition !== 'MassDelete' && condition !== 'RootChanged')
+      throw new SimpleVolumeError(
+        'FIELD_INVALID',
+        `condition must be MassDelete or RootChanged, got ${JSON.stringify(condition)}`,
+        { field: 'condition' },
+      );
+    if (!this.#conditions.has(condition))
+      throw new SimpleVolumeError('FIELD_INVALID', `the volume is not held by ${condition}`, {
+        field: 'condition',
+      });
+    this.#forced.add(condition);
+    this.#deps.log.warn({ condition }, 'condition lifted by force');
+    this.#notBefore = 0;
+    await this.#run();
+  }
+
+  /** Whether the newest generation is all there is: nothing marked, nothing being worked on, nothing unreadable. */
+  complete(): boolean {
+    if (this.#state !== 'watching' || this.#running || !this.#watching || this.#unfinished) return false;
+    if (this.#generation?.epoch !== this.#epoch || this.#hot > 0 || this.#unreadable.size > 0) return false;
+    const s = this.#deps.watcher.state(this.#deps.watchNumber);
+    return s.dirty === 0 && s.pendingDirs === 0 && s.unwatched === 0 && !s.rootLost;
+  }
+
+  status(): SourceStatus {
+    const { watcher, watchNumber } = this.#deps;
+    const s = this.#watching ? watcher.state(watchNumber) : null;
+    const { entries, bytes } = this.#store.totals();
+    return {
+      namespace: this.namespace,
+      volume: this.volume,
+      role: 'active',
+      state: this.#state,
+      epoch: this.#epoch,
+      generation: this.#generation && formatGeneration(this.#generation),
+      quiescent: this.#generation?.quiescent ?? null,
+      delivered: null,
+      pending: s?.dirty ?? 0,
+      pendingMs: s?.firstMs == null ? null : Math.max(0, Math.round(monotonicMs() - s.firstMs)),
+      entries,
+      bytes,
+      policy: this.#policy,
+      targets: [],
+      conditions: this.#conditions.list(),
+      watch: {
+        directories: s?.watches ?? this.#directories,
+        unwatched: s?.unwatched ?? 0,
+        overflows: s?.overflows ?? 0,
+        events: s?.events ?? 0,
+      },
+      lastBatch: this.#lastBatch,
+    };
+  }
+
+  // ---- serving
+
+  epoch(): number {
+    return this.#epoch;
+  }
+  generation(): Generation | null {
+    return this.#generation && { epoch: this.#generation.epoch, seq: this.#generation.seq };
+  }
+  lineage(): Lineage {
+    return this.#lineage;
+  }
+  canDiffFrom(base: Generation): boolean {
+    return (
+      this.#generation !== null &&
+      base.seq >= this.#store.horizon() &&
+      isAncestor(base, this.#lineage, this.#generation)
+    );
+  }
+
+  async open(): Promise<ServedGeneration> {
+    const { clock } = this.#deps;
+    for (const end = clock.boot() + OPEN_WAIT_MS; this.#sealing; ) {
+      let timer: { cancel(): void } | null = null;
+      const late = new Promise<void>((resolve) => {
+        timer = clock.setTimeout(resolve, Math.max(0, end - clock.boot()));
+      });
+      await Promise.race([this.#sealing, late]);
+      (timer as { cancel(): void } | null)?.cancel();
+      if (clock.boot() >= end) break;
+    }
+    const generation = this.#generation;
+    if (!generation) throw new SimpleVolumeError('NOTHING_SEALED', 'no generation has been sealed yet');
+    if (this.#sealing || this.#unfinished || !this.#copies?.complete)
+      throw new SimpleVolumeError('APPLYING', 'the copy that is served is being brought up to date');
+    const live = this.#copies.mode === 'live';
+    const index = this.#store.snapshot();
+    let open = true;
+    const closeIndex = (): void => {
+      if (open) index.close();
+      open = false;
+    };
+    const unpin = this.#pins.pin(generation.seq, () => void this.#sweepRetired());
+    return {
+      generation: { epoch: generation.epoch, seq: generation.seq },
+      lineage: this.#lineage,
+      quiescent: generation.quiescent,
+      index,
+      root: live ? this.#live : Buffer.from(this.#shadow.data),
+      retired: live ? null : Buffer.from(this.#shadow.retired),
+      strict: live,
+      runsSince: (path, seq) => index.runsSince(path, seq),
+      closeIndex,
+      release: () => {
+        closeIndex();
+        unpin();
+      },
+    };
+  }
+}
+
+async function exists(path: string): Promise<boolean> {
+  try {
+    await stat(path);
+    return true;
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code === 'ENOENT') return false;
+    throw error;
+  }
+}
