@@ -161,6 +161,7 @@ function indexEntry(row: Row, entry: Entry, at: number, runsAt: number, served: 
 /**
  * Writes manifest, index and runs into `folder` (exists, empty).
  * @param base null: all entries
+ * @param check called between slices and at the end; what it throws ends the writing
  */
 export async function writeOffer(
   folder: string,
@@ -168,6 +169,7 @@ export async function writeOffer(
   served: ServedGeneration,
   base: Generation | null,
   hashFile: HashFile,
+  check: () => void = () => undefined,
 ): Promise<{ count: number; bytes: number; hash: Buffer }> {
   const index = await Appender.create(path.join(folder, 'index'));
   const runs = await Appender.create(path.join(folder, 'runs'));
@@ -195,12 +197,14 @@ export async function writeOffer(
         if (rows.length < PAGE) break;
         after = pathOf((rows.at(-1) as Row).record);
         await setImmediate();
+        check();
       }
     } catch (error) {
       await manifest.abort();
       throw error;
     }
     const { bytes, hash } = await manifest.finish(hashFile);
+    check();
     return { count: manifest.count, bytes, hash };
   } finally {
     await index.close();

@@ -86,6 +86,13 @@ interface Transfer {
   idle: (() => void) | null;
 }
 
+/** A transfer whose manifest is being written. */
+interface Creation {
+  key: string;
+  cancelled: boolean;
+  done: Promise<void>;
+}
+
 interface Item {
   ordinal: number;
   /** null: the whole file, or the runs that the offer knows */
@@ -173,7 +180,7 @@ export class Offers {
   readonly #options: Required<OffersOptions>;
   readonly #transfers = new Map<string, Transfer>();
   readonly #cleaned = new Map<string, Promise<void>>();
-  #creating = 0;
+  readonly #creations = new Set<Creation>();
   #sweep: { cancel(): void } | null = null;
 
   constructor(options: OffersOptions) {
@@ -205,12 +212,20 @@ export class Offers {
     };
     for (const t of [...this.#transfers.values()])
       if (volumeKey(t.owner) === volumeKey(owner) && t.owner.node === owner.node) await this.#drop(t);
-    if (this.#transfers.size + this.#creating >= limit)
+    if (this.#transfers.size + this.#creations.size >= limit)
       throw new SimpleVolumeError(
         'TOO_MANY_TRANSFERS',
         `${limit} transfers are open on this node; one that nobody touches ends after ${this.#options.idleMs / 1000} s`,
       );
-    this.#creating++;
+    let finished = (): void => undefined;
+    const creation: Creation = {
+      key: volumeKey(owner),
+      cancelled: false,
+      done: new Promise<void>((resolve) => {
+        finished = resolve;
+      }),
+    };
+    this.#creations.add(creation);
     try {
       await this.#clean(parent);
       const served = await volume.open();
@@ -219,7 +234,10 @@ export class Offers {
       try {
         const base = !want.full && want.have && volume.canDiffFrom(want.have) ? want.have : null;
         await mkdir(folder, { mode: 0o700 });
-        const written = await writeOffer(folder, volume, served, base, native.hashFile);
+        const written = await writeOffer(folder, volume, served, base, native.hashFile, () => {
+          if (creation.cancelled)
+            throw new SimpleVolumeError('NOT_READY', 'the volume was stopped on this node just now');
+        });
         served.closeIndex();
         this.#transfers.set(id, {
           id,
@@ -253,7 +271,8 @@ export class Offers {
         throw translate(error);
       }
     } finally {
-      this.#creating--;
+      this.#creations.delete(creation);
+      finished();
     }
   }
 
@@ -513,17 +532,22 @@ export class Offers {
 
   /** Ends all transfers of a volume and gives its pins back: the volume stops. */
   async dropVolume(name: VolumeName): Promise<void> {
-    await Promise.all(
-      [...this.#transfers.values()]
-        .filter((t) => volumeKey(t.owner) === volumeKey(name))
-        .map((t) => this.#drop(t)),
-    );
+    await this.#dropAll((key) => key === volumeKey(name));
   }
 
   async close(): Promise<void> {
-    await Promise.all([...this.#transfers.values()].map((t) => this.#drop(t)));
+    await this.#dropAll(() => true);
     this.#sweep?.cancel();
     this.#sweep = null;
+  }
+
+  async #dropAll(which: (key: string) => boolean): Promise<void> {
+    const creations = [...this.#creations].filter((c) => which(c.key));
+    for (const c of creations) c.cancelled = true;
+    await Promise.all(creations.map((c) => c.done));
+    await Promise.all(
+      [...this.#transfers.values()].filter((t) => which(volumeKey(t.owner))).map((t) => this.#drop(t)),
+    );
   }
 
   #drop(t: Transfer): Promise<void> {

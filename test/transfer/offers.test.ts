@@ -346,6 +346,22 @@ t.test('a transfer that nobody touches ends, one that is read does not', async (
   t.equal(lab.offers.size, 0);
 });
 
+t.test('a volume that stops while its manifest is written: no transfer comes of it', async (t) => {
+  const lab = await startLab(t.testdir());
+  t.teardown(() => lab.close());
+  for (let i = 0; i < 600; i++) await writeFile(`${lab.volume.root}/f${i}`, '');
+  await lab.volume.seal();
+  const creating = lab.offers.create(lab.volume, lab.volume.offers, want);
+  const refused = t.rejects(creating, { code: 'NOT_READY' });
+  while (lab.volume.pins === 0) await sleep(1);
+  await lab.offers.dropVolume(lab.volume);
+  t.equal(lab.volume.pins, 0, 'dropVolume waits for it');
+  await refused;
+  t.same(await readdir(lab.volume.offers), []);
+  await lab.offers.create(lab.volume, lab.volume.offers, want);
+  t.equal(lab.offers.size, 1);
+});
+
 t.test('left-overs of an earlier run are removed; an offer that fails leaves nothing', async (t) => {
   const lab = await startLab(t.testdir());
   t.teardown(() => lab.close());
