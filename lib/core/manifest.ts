@@ -65,7 +65,8 @@ export interface ManifestHeader {
   bytes: number;
 }
 
-export type HashFile = (path: Buffer, length?: number) => Promise<Buffer>;
+/** BLAKE3 of a whole file (the addon's hashFile). */
+export type HashFile = (path: Buffer) => Promise<Buffer>;
 
 const invalid = (what: string, path?: Buffer): SimpleVolumeError =>
   new SimpleVolumeError(
@@ -409,8 +410,11 @@ export interface ManifestBatch {
 }
 
 export interface OpenManifest {
-  /** checks the trailer; needs a hashFile that takes a length */
-  hashFile?: HashFile;
+  /**
+   * Hash of the first `length` bytes of a file: checks the trailer. Left out after a pull, which has checked it
+   * while it arrived. (The addon's hashFile takes whole files only and does not do here.)
+   */
+  hashPrefix?: (path: Buffer, length: number) => Promise<Buffer>;
   /** refuse a manifest of another volume, generation or base */
   expect?: Partial<Pick<ManifestHeader, 'namespace' | 'volume' | 'generation' | 'base'>>;
 }
@@ -444,9 +448,9 @@ export class ManifestReader {
       const headerLen = fixed.readUInt32LE(8);
       if (headerLen > LIMITS.header) throw invalid('header larger than 1 MiB');
       if (FIXED + headerLen + TRAILER > size) throw invalid('cut short');
-      if (options.hashFile) {
+      if (options.hashPrefix) {
         const trailer = await readAll(file, size - TRAILER, TRAILER);
-        if (!(await options.hashFile(path, size - TRAILER)).equals(trailer))
+        if (!(await options.hashPrefix(path, size - TRAILER)).equals(trailer))
           throw invalid('the checksum at its end does not match');
       }
       const header = parseHeader((await readAll(file, FIXED, headerLen)).toString('utf8'));

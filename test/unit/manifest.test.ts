@@ -59,7 +59,7 @@ async function write(dirname: string, head: Head, records: Buffer[]): Promise<Bu
   return at;
 }
 async function readPaths(at: Buffer, batch?: number): Promise<string[]> {
-  const reader = await ManifestReader.open(at, { hashFile });
+  const reader = await ManifestReader.open(at, { hashPrefix: hashFile });
   try {
     const out: string[] = [];
     for await (const { first, records } of reader.batches(batch)) {
@@ -89,7 +89,7 @@ t.test('what was written is read again, in batches of any size, more than once',
   for (const batch of [1, 4, 113, 600, 1 << 18])
     t.same(await readPaths(at, batch), paths, `batches of ${batch}`);
   const reader = await ManifestReader.open(at, {
-    hashFile,
+    hashPrefix: hashFile,
     expect: { namespace: 'default', volume: 'world', base: null },
   });
   t.equal(reader.header.count, 8);
