@@ -319,8 +319,9 @@ export class Agent implements AgentApi {
         log: entry.log,
         jobs: this.#jobs,
         auditMs: this.#config.auditMs,
-        onCut: () => this.#deliveries.get(entry)?.delivery.cut(),
-        onSealed: (generation) => this.#deliveries.get(entry)?.delivery.sealed(generation),
+        onCut: (cut) => this.#deliveries.get(entry)?.delivery.cut(cut),
+        onSealed: (generation, _quiescent, _caughtUp, asOf) =>
+          this.#deliveries.get(entry)?.delivery.sealed(generation, asOf),
         onStaged: (bytes) => this.#metrics.stagedBytes.inc(bytes),
       }),
     replica: (entry) =>

@@ -21,6 +21,8 @@ const LAST_BACKOFF_MS = 30_000;
 const REQUEST_MS = 10_000;
 /** A replica that took a generation and went quiet without holding it is told again after this time. */
 const REMIND_MS = 5_000;
+/** Cuts that are remembered: a file that did not hold still for longer leaves the freshness unknown. */
+const CUTS = 1_000;
 
 export interface DeliveryDeps {
   http: HttpClient;
@@ -69,7 +71,8 @@ export class Delivery implements VolumeName {
   #newest: Generation | null = null;
   /** per target: its own clock as of which nothing else was pending when the newest generation was cut */
   #echoes = new Map<Target, number | null>();
-  #cutEchoes = new Map<Target, number | null>();
+  /** the same per cut, for those that a later generation may still be as of */
+  readonly #cuts = new Map<number, Map<Target, number | null>>();
   #waiting: (() => void)[] = [];
 
   constructor(deps: DeliveryDeps, options: DeliveryOptions) {
@@ -97,24 +100,25 @@ export class Delivery implements VolumeName {
   }
 
   /** Right before the marks of a batch are taken: all that happens before now will be in it. */
-  cut(): void {
-    this.#cutEchoes = new Map(this.#lanes.map((l) => [l.target, this.#deps.beats.echo(l.target)]));
+  cut(number: number): void {
+    this.#cuts.set(number, new Map(this.#lanes.map((l) => [l.target, this.#deps.beats.echo(l.target)])));
+    if (this.#cuts.size > CUTS) this.#cuts.delete(this.#cuts.keys().next().value as number);
   }
 
   /**
    * A generation exists. Every lane goes for it.
-   * @param caughtUp it holds everything that had happened at the cut; else the replicas learn no echo with it
+   * @param asOf number of the last cut of which it holds everything; unknown cuts say nothing about freshness
    */
-  sealed(generation: Generation, caughtUp = true): void {
+  sealed(generation: Generation, asOf: number): void {
     this.#newest = generation;
-    this.#echoes = caughtUp ? this.#cutEchoes : new Map();
+    this.#echoes = this.#cuts.get(asOf) ?? new Map();
+    for (const number of this.#cuts.keys()) if (number < asOf) this.#cuts.delete(number);
     for (const lane of this.#lanes) this.#kick(lane);
   }
 
   /** After a restart: the generation is known, when it was cut is not. */
   resume(generation: Generation): void {
-    this.#cutEchoes = new Map();
-    this.sealed(generation);
+    this.sealed(generation, -1);
   }
 
   #kick(lane: Lane): void {

@@ -68,9 +68,12 @@ export interface SourceDeps {
   auditMs?: number;
   batchLimit?: number;
   /** right before the marks of a batch are taken */
-  onCut?: () => void;
-  /** a generation exists; caughtUp: it holds everything that had happened when onCut was called */
-  onSealed?: (generation: Generation, quiescent: boolean, caughtUp: boolean) => void;
+  onCut?: (cut: number) => void;
+  /**
+   * A generation exists. caughtUp: it holds everything that had happened when onCut was last called; asOf: the
+   * number of the last cut of which it holds everything (files that would not hold still lag behind).
+   */
+  onSealed?: (generation: Generation, quiescent: boolean, caughtUp: boolean, asOf: number) => void;
   /** bytes written into slots */
   onStaged?: (bytes: number) => void;
 }
@@ -116,6 +119,11 @@ export class SourceVolume implements ServedVolume {
   #filter: Filter | null = null;
   #state: State = 'stopped';
   #generation: (Generation & { quiescent: boolean }) | null = null;
+  /** batches begun since the start; each begins with a cut of that number */
+  #cuts = 0;
+  #asOf = 0;
+  /** paths that a batch left out, with the last cut of which they hold everything */
+  readonly #behind = new Map<string, number>();
   #lineage: Lineage = [];
   #copies: Copies | null = null;
   #unfinished = false;
@@ -480,7 +488,8 @@ export class SourceVolume implements ServedVolume {
       this.#state = this.#generation && this.#copies?.complete ? 'sealing' : 'scanning';
     let sealed = false;
     try {
-      this.#deps.onCut?.();
+      const cut = ++this.#cuts;
+      this.#deps.onCut?.(cut);
       let marks = take();
       let left: Mark[] = [];
       let rounds = 0;
@@ -505,7 +514,8 @@ export class SourceVolume implements ServedVolume {
       this.#checkRequired(batch);
       this.#checkMassDelete(batch);
       const settled = left.length === 0 && !batch.limited;
-      const stale = batch.busy.size > 0 || batch.unreadable.size > 0;
+      const stale = batch.busy.size > 0 || batch.unreadable.size > 0 || batch.leftOut.length > 0;
+      if (!batch.limited && (still || rounds > 1)) this.#catchUp(cut, batch);
       await this.#seal(batch, {
         quiescent: still && settled && !stale,
         caughtUp: !batch.limited && !stale && (still || rounds > 1),
@@ -687,13 +697,34 @@ export class SourceVolume implements ServedVolume {
     );
   }
 
+  /**
+   * Of which cut everything is held now. A path that is left out holds what was there at the cut before the first
+   * batch that left it out; the slowest one decides.
+   */
+  #catchUp(cut: number, batch: Batch): void {
+    const waiting = new Set([
+      ...batch.busy.keys(),
+      ...batch.unreadable.keys(),
+      ...batch.leftOut.map((path) => keyOf(path)),
+    ]);
+    for (const key of this.#unreadable.keys()) if (!batch.fine.has(key)) waiting.add(key);
+    for (const key of this.#behind.keys()) if (!waiting.has(key)) this.#behind.delete(key);
+    for (const key of waiting) if (!this.#behind.has(key)) this.#behind.set(key, cut - 1);
+    this.#asOf = Math.min(cut, ...this.#behind.values());
+  }
+
   #announce(caughtUp: boolean): void {
     const generation = this.#generation;
     if (!generation || this.#unfinished || generation.epoch !== this.#epoch) return;
     const text = formatGeneration(generation);
     if (this.#announced === text) return;
     this.#announced = text;
-    this.#deps.onSealed?.({ epoch: generation.epoch, seq: generation.seq }, generation.quiescent, caughtUp);
+    this.#deps.onSealed?.(
+      { epoch: generation.epoch, seq: generation.seq },
+      generation.quiescent,
+      caughtUp,
+      this.#asOf,
+    );
   }
 
   /** Bounds what is kept for differences: the older half goes when there is too much of it. */
