@@ -17,6 +17,7 @@ import {
   type Logger,
   type Offer,
   type OfferedPack,
+  type Puller,
   type ServedVolume,
   type SourceStatus,
   type SyncRequest,
@@ -81,6 +82,7 @@ export class Agent implements AgentApi {
   readonly #grants: Grants;
   readonly #beats: Beats;
   readonly #offers: Offers;
+  readonly #puller: Puller;
   readonly #metrics: AgentMetrics;
   readonly #jobs = new Semaphore(STAGE_JOBS);
   readonly #deliveries = new Map<VolumeEntry, Delivering>();
@@ -121,6 +123,14 @@ export class Agent implements AgentApi {
       intervalMs: config.beatMs,
     });
     this.#offers = new Offers({ native, clock: this.#clock, log: this.#log });
+    // One for all volumes: it limits how many rclone processes there are.
+    this.#puller = createPuller({
+      http: this.#http,
+      rclone: () => this.#rclone,
+      node: config.node,
+      hashFile: native.hashFile,
+      onReceived: (bytes) => this.#metrics.pulledBytes.inc(bytes),
+    });
   }
 
   /** Listens, opens the pool, takes the volumes up where they were. Rejects when an address cannot be had. */
@@ -333,13 +343,7 @@ export class Agent implements AgentApi {
         clock: this.#clock,
         log: entry.log,
         bootId: bootId(),
-        puller: createPuller({
-          http: this.#http,
-          rclone: () => this.#rclone,
-          node: this.#config.node,
-          hashFile: this.#native.hashFile,
-          onReceived: (bytes) => this.#metrics.pulledBytes.inc(bytes),
-        }),
+        puller: this.#puller,
         isActive: () => entry.role === 'active',
         onPull: (outcome) => this.#metrics.pulls.inc({ outcome }),
       }),
