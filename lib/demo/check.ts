@@ -115,14 +115,19 @@ export function checkCopy(folder: string): CopyReport {
   return { newest, counts, faults };
 }
 
-/** Milliseconds between the newest write that the application made and the newest one in the copy, the worst of all kinds. */
-export function lostMs(written: ReadonlyMap<Kind, Stamp>, copy: CopyReport): number {
-  let worst = 0;
+/** Milliseconds between the newest write that the application made and the newest one in the copy, by kind. */
+export function lostByKind(written: ReadonlyMap<Kind, Stamp>, copy: CopyReport): Map<Kind, number> {
+  const lost = new Map<Kind, number>();
   for (const kind of KINDS) {
     const last = written.get(kind);
     const kept = copy.newest[kind];
-    if (last === undefined || (kept !== null && kept.n >= last.n)) continue;
-    worst = Math.max(worst, kept === null ? Number.POSITIVE_INFINITY : last.at - kept.at);
+    if (last === undefined) continue;
+    if (kept === null) lost.set(kind, Number.POSITIVE_INFINITY);
+    else lost.set(kind, kept.n >= last.n ? 0 : last.at - kept.at);
   }
-  return worst;
+  return lost;
 }
+
+/** The worst of all kinds, milliseconds. */
+export const lostMs = (written: ReadonlyMap<Kind, Stamp>, copy: CopyReport): number =>
+  Math.max(0, ...lostByKind(written, copy).values());

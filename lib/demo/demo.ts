@@ -17,7 +17,7 @@ import type { VolumeName } from '../core/parts.ts';
 import { LocalCluster, sleep, waitFor } from '../local/cluster.ts';
 import { setUp } from '../local/setup.ts';
 import { compareTrees, readTree, treeDigest } from '../local/tree.ts';
-import { checkCopy, lostMs } from './check.ts';
+import { checkCopy, lostByKind, lostMs } from './check.ts';
 import { View } from './view.ts';
 import type { Kind, Stamp } from './writer.ts';
 
@@ -193,10 +193,13 @@ async function demo(options: Options): Promise<boolean> {
       promoted.faults,
     );
     const promise = decision.dataLoss?.atMostMs ?? null;
+    const kinds = [...lostByKind(first.written, promoted)].map(
+      ([kind, ms]) => `${kind} ${(ms / 1000).toFixed(2)} s`,
+    );
     // The promise counts from the decision; the application had been dead for a while by then.
     check(
       Number.isFinite(lost) && promise !== null && lost <= promise,
-      `${(lost / 1000).toFixed(2)} s of writes are lost, at most ${((promise ?? 0) / 1000).toFixed(2)} s were announced`,
+      `${(lost / 1000).toFixed(2)} s of writes are lost (${kinds.join(', ')}), at most ${((promise ?? 0) / 1000).toFixed(2)} s were announced`,
     );
     const second = write(target);
     await waitFor('the application to write on', () => second.count > 50);

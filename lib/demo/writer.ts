@@ -33,9 +33,11 @@ export interface Stamp {
 }
 
 export const SAVES = 40;
-export const REGION_BYTES = 256 * 1024 * 1024;
+export const REGION_BYTES = 64 * 1024 * 1024;
 export const REGION_SLOTS = 512;
 export const BLOCK = 4096;
+const REGION_EVERY_MS = 1000;
+const REGION_BLOCKS = 16;
 
 /** Where the block of record `n` lies: spread over the file, so that it stays mostly holes. */
 export const regionOffset = (slot: number): number => slot * (REGION_BYTES / REGION_SLOTS);
@@ -74,6 +76,7 @@ function run(folder: string, perSecond: number): void {
   const max = database.prepare('SELECT max(n) AS n FROM records').get() as { n: number | null };
   let n = Math.max(max.n ?? 0, existsSync(numberFile) ? Number(readFileSync(numberFile, 'utf8')) : 0) + 1;
 
+  let nextSave = 0;
   const tick = (): void => {
     let at = Date.now();
     const body = 'x'.repeat(50 + (n % 200));
@@ -82,7 +85,7 @@ function run(folder: string, perSecond: number): void {
 
     n += 1;
     at = Date.now();
-    const target = join(folder, 'saves', `slot-${String(Math.floor(n / 4) % SAVES).padStart(2, '0')}.json`);
+    const target = join(folder, 'saves', `slot-${String(Math.floor(n / 3) % SAVES).padStart(2, '0')}.json`);
     const text = 'y'.repeat(500 + (n % 3000));
     writeFileSync(`${target}.tmp`, JSON.stringify({ n, at, body: text, sum: saveSum(n, at, text) }));
     renameSync(`${target}.tmp`, target);
@@ -93,16 +96,22 @@ function run(folder: string, perSecond: number): void {
     writeSync(log, logLine(n, at));
     report('log', n, at);
 
-    n += 1;
-    at = Date.now();
-    writeSync(region, regionBlock(n, at), 0, BLOCK, regionOffset((n * 7919) % REGION_SLOTS));
-    report('region', n, at);
+    // As a game server saves its world: some blocks in place, then a pause.
+    if (at >= nextSave) {
+      nextSave = at + REGION_EVERY_MS;
+      for (let i = 0; i < REGION_BLOCKS; i++) {
+        n += 1;
+        at = Date.now();
+        writeSync(region, regionBlock(n, at), 0, BLOCK, regionOffset((n * 7919) % REGION_SLOTS));
+        report('region', n, at);
+      }
+    }
 
     writeFileSync(`${numberFile}.tmp`, String(n));
     renameSync(`${numberFile}.tmp`, numberFile);
     n += 1;
   };
-  const timer = setInterval(tick, Math.max(1, Math.round(4000 / perSecond)));
+  const timer = setInterval(tick, Math.max(1, Math.round(3000 / perSecond)));
   const stop = (): void => {
     clearInterval(timer);
     database.close();
@@ -117,5 +126,5 @@ function run(folder: string, perSecond: number): void {
 if (process.argv[1] !== undefined && import.meta.url === pathToFileURL(process.argv[1]).href) {
   const [folder, rate] = process.argv.slice(2);
   if (folder === undefined) throw new Error('usage: writer.ts <folder> [records per second]');
-  run(folder, Number(rate ?? 160));
+  run(folder, Number(rate ?? 150));
 }
