@@ -287,6 +287,7 @@ export class ReplicaVolume implements ServedVolume {
     if (request.generation && (!this.#told || compareGenerations(request.generation, this.#told) > 0))
       this.#told = request.generation;
     this.#source = { node: request.source.node, url: request.source.url };
+    if (!this.#running) this.#settle();
   }
 
   #kick(): void {

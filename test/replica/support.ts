@@ -208,7 +208,7 @@ export class TestSource implements Puller {
       this.states.some((s) => s.generation.seq === have.seq && s.generation.epoch === have.epoch);
     const base = known ? have : null;
     if (base) this.counts.differences++;
-    const id = `t${++this.#n}`;
+    const id = `t${process.pid}-${++this.#n}`;
     const old = base && (this.states.find((s) => s.generation.seq === base.seq) as State);
     const changed = [...state.records.values()].filter((r) => !base || seqOf(r) > base.seq);
     const gone = base
@@ -487,7 +487,7 @@ export async function settled(replica: ReplicaVolume, ms = 10_000): Promise<void
   for (;;) {
     await new Promise((r) => setTimeout(r, 5));
     const { state } = replica.status();
-    if (state === 'idle' || state === 'error' || (state === 'behind' && !replica.busy)) return;
+    if (!replica.busy && state !== 'empty') return;
     if (Date.now() > end) throw new Error(`still ${state} after ${ms} ms`);
   }
 }
