@@ -41,13 +41,16 @@ Napi::Value rejected(Napi::Env env, const char* code, const char* message) {
   return deferred.Promise();
 }
 
-// Runs `work` on the object in a job. `last`: waits for the job that runs, and nothing comes after it; else a second
-// call at the same time is refused (BUSY), and every call after the last one (CLOSED).
+// kOne: a second call at the same time is refused (BUSY). kLast: the same, and calls after it are refused (CLOSED).
+// kAbort: waits for the job that runs; comes at any time, any number of times.
+enum class Call { kOne, kLast, kAbort };
+
+// Runs `work` on the object in a job; it gets null where the object is gone (kAbort only).
 template <typename T, typename Work, typename Finish>
-Napi::Value exclusive(Napi::Env env, const std::shared_ptr<Owned<T>>& owned, bool last, Work work, Finish finish) {
-  if (owned->closed && !last) return rejected(env, "CLOSED", "CLOSED: already closed");
-  if (owned->jobs > 0 && !last) return rejected(env, "BUSY", "BUSY: one call at a time");
-  owned->closed = last;
+Napi::Value exclusive(Napi::Env env, const std::shared_ptr<Owned<T>>& owned, Call call, Work work, Finish finish) {
+  if (call != Call::kAbort && owned->closed) return rejected(env, "CLOSED", "CLOSED: already closed");
+  if (call != Call::kAbort && owned->jobs > 0) return rejected(env, "BUSY", "BUSY: one call at a time");
+  if (call != Call::kOne) owned->closed = true;
   ++owned->jobs;
   Napi::Promise promise = runJob(
       env,
@@ -105,14 +108,14 @@ class JsPackReader : public Napi::ObjectWrap<JsPackReader> {
  private:
   Napi::Value plan(const Napi::CallbackInfo& info) {
     return exclusive(
-        info.Env(), owned_, false, [](PackReader* reader) { return reader->plan(); },
+        info.Env(), owned_, Call::kOne, [](PackReader* reader) { return reader->plan(); },
         [](Napi::Env env, std::uint64_t total) { return Napi::Number::New(env, static_cast<double>(total)); });
   }
   Napi::Value read(const Napi::CallbackInfo& info) {
     const std::uint64_t offset = numberOf(info[0], "offset", 0, kMaxSafe);
     const auto max = static_cast<std::size_t>(numberOf(info[1], "max", 1, kMaxRead));
     return exclusive(
-        info.Env(), owned_, false, [offset, max](PackReader* reader) { return reader->read(offset, max); },
+        info.Env(), owned_, Call::kOne, [offset, max](PackReader* reader) { return reader->read(offset, max); },
         [](Napi::Env env, std::string bytes) -> Napi::Value {
           if (bytes.empty()) return env.Null();
           return takeBuffer(env, std::move(bytes));
@@ -148,7 +151,7 @@ class JsUnpacker : public Napi::ObjectWrap<JsUnpacker> {
   Napi::Value write(const Napi::CallbackInfo& info) {
     std::string bytes = bytesOf(info[0], "chunk");
     return exclusive(
-        info.Env(), owned_, false,
+        info.Env(), owned_, Call::kOne,
         [bytes = std::move(bytes)](Unpacker* unpacker) {
           unpacker->write(bytes);
           return true;
@@ -157,12 +160,12 @@ class JsUnpacker : public Napi::ObjectWrap<JsUnpacker> {
   }
   Napi::Value end(const Napi::CallbackInfo& info) {
     return exclusive(
-        info.Env(), owned_, false, [](Unpacker* unpacker) { return unpacker->end(); },
+        info.Env(), owned_, Call::kLast, [](Unpacker* unpacker) { return unpacker->end(); },
         [](Napi::Env env, std::string out) { return takeBuffer(env, std::move(out)); });
   }
   Napi::Value abort(const Napi::CallbackInfo& info) {
     return exclusive(
-        info.Env(), owned_, true,
+        info.Env(), owned_, Call::kAbort,
         [](Unpacker* unpacker) {
           if (unpacker != nullptr) unpacker->abort();
           return true;
