@@ -351,7 +351,10 @@ class Stager {
     if (!copy(0, size)) return false;
     const auto reread = [&](std::uint64_t length) {
       for (std::uint64_t at = 0; at < length;) {
-        const std::size_t want = static_cast<std::size_t>(std::min(kStep, length - at));
+        const auto [begin, end] = dataOfBoth(in, length, out.get(), length, at, length);
+        if (begin >= length) break;
+        at = begin;
+        const std::size_t want = static_cast<std::size_t>(std::min(kStep, end - at));
         if (preadFull(in, buffer(), want, at) < want || preadFull(out.get(), second(), want, at) < want) return false;
         result.read += want;
         if (std::memcmp(buffer(), second(), want) != 0) return false;
@@ -414,6 +417,22 @@ class Stager {
     return true;
   }
 
+  // Next stretch of [at, to) in which one of the files has data, blocks whole; {to, to} when both are holes from `at`.
+  static std::pair<std::uint64_t, std::uint64_t> dataOfBoth(int a, std::uint64_t sizeOfA, int b, std::uint64_t sizeOfB,
+                                                            std::uint64_t at, std::uint64_t to) {
+    const auto of = [&](int fd, std::uint64_t size) {
+      const std::uint64_t end = std::min(size, to);
+      const auto found = nextData(fd, at, end);
+      return at >= end || found.first >= end ? std::pair{to, to} : found;
+    };
+    const auto first = of(a, sizeOfA);
+    const auto second = of(b, sizeOfB);
+    const auto& nearest = first.first <= second.first ? first : second;
+    const std::uint64_t begin = std::max(at, nearest.first - nearest.first % kBlock);
+    const std::uint64_t end = std::min(to, (nearest.second + kBlock - 1) / kBlock * kBlock);
+    return {std::min(begin, to), std::max(std::min(begin, to), end)};
+  }
+
   enum class Patched { kDone, kChanged, kNotWorth };
 
   Patched patchContent(int in, std::string_view path, const Stat& opened, const RecordView& base, std::uint64_t slot,
@@ -430,10 +449,10 @@ class Stager {
       CacheWindow oldWindow(old.get(), false);
       for (std::uint64_t at = from - from % kBlock; at < to;) {
         // Where both are holes there is nothing to read.
-        const std::uint64_t data = std::min(nextData(in, at, to).first, nextData(old.get(), at, to).first);
-        if (data - data % kStep > at) at = data - data % kStep;
-        if (at >= to) break;
-        const std::size_t want = static_cast<std::size_t>(std::min(kStep - at % kStep, to - at));
+        const auto [begin, end] = dataOfBoth(in, to, old.get(), oldStat.size, at, to);
+        if (begin >= to) break;
+        at = begin;
+        const std::size_t want = static_cast<std::size_t>(std::min(kStep, end - at));
         if (preadFull(in, buffer(), want, at) < want) return false;
         result.read += want;
         const std::size_t had = at < oldStat.size ? preadFull(old.get(), second(), want, at) : 0;
@@ -597,8 +616,19 @@ class Stager {
 
   bool samePatched(int in, int old, std::uint64_t oldSize, std::uint64_t slot, std::uint64_t size, Result& result) {
     const auto [patch, places] = openPatch(slot, result);
+    std::size_t run = 0;
     for (std::uint64_t at = 0; at < size;) {
-      const std::size_t want = static_cast<std::size_t>(std::min(kStep, size - at));
+      // Data of the file, of its base, or of the patch; holes in all three are equal.
+      while (run < places.size() && places[run].first.offset + places[run].first.length <= at) ++run;
+      const std::uint64_t patched = run < places.size() ? std::max(at, places[run].first.offset) : size;
+      auto [begin, end] = dataOfBoth(in, size, old, oldSize, at, size);
+      if (patched < begin) {
+        begin = patched;
+        end = std::min(size, places[run].first.offset + places[run].first.length);
+      }
+      if (begin >= size) break;
+      at = begin;
+      const std::size_t want = static_cast<std::size_t>(std::min(kStep, end - at));
       if (preadFull(in, buffer(), want, at) < want) return false;
       result.read += want;
       readPatched(old, oldSize, patch.get(), places, at, want, second());
