@@ -5,6 +5,7 @@ import t from 'tap';
 import { findRclone } from '../../lib/transfer/rclone-binary.ts';
 import { type LocalCluster, must, needs, replicate, run, startCluster } from './harness.ts';
 
+t.setTimeout(280_000);
 const VOLUME = { namespace: 'real', volume: 'site' };
 const at = '/browse/real/site';
 // Names that break URLs, listings and shells; all are UTF-8 because WebDAV carries them in XML.

@@ -15,6 +15,7 @@ import {
   waitFor,
 } from './harness.ts';
 
+t.setTimeout(280_000);
 const VOLUME = { namespace: 'real', volume: 'repository' };
 
 t.test(

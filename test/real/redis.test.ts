@@ -18,6 +18,7 @@ import {
   waitFor,
 } from './harness.ts';
 
+t.setTimeout(280_000);
 const VOLUME = { namespace: 'real', volume: 'redis' };
 
 function server(folder: string, port: number): Load {

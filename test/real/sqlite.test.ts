@@ -18,6 +18,7 @@ import {
   waitFor,
 } from './harness.ts';
 
+t.setTimeout(280_000);
 const VOLUME = { namespace: 'real', volume: 'bank' };
 const ROUNDS = 5;
 
