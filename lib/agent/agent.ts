@@ -121,6 +121,7 @@ export class Agent implements AgentApi {
       node: config.node,
       bootId: bootId(),
       intervalMs: config.beatMs,
+      settle: async () => this.#open?.watcher.barrier(),
     });
     this.#offers = new Offers({ native, clock: this.#clock, log: this.#log });
     // One for all volumes: it limits how many rclone processes there are.
