@@ -101,6 +101,15 @@ export function agentCommand(): string[] {
   return [process.execPath, join(PROJECT, 'lib/cli/bin.js')];
 }
 
+/**
+ * Puts a process under PR_SET_PDEATHSIG (prctl(2)), so that agents don't outlive a test that was killed. Where
+ * util-linux has no setpriv they do.
+ */
+function diesWithUs(): string[] {
+  const setpriv = ['/usr/bin/setpriv', '/bin/setpriv'].find((file) => existsSync(file));
+  return setpriv ? [setpriv, '--pdeathsig', 'KILL'] : [];
+}
+
 /** One agent process and what is needed to talk to it. */
 export class LocalAgent {
   readonly node: string;
@@ -138,7 +147,7 @@ export class LocalAgent {
     mkdirSync(this.pool, { recursive: true });
     const tokenFile = join(folder, `token-${this.node}`);
     if (!existsSync(tokenFile)) writeFileSync(tokenFile, `${this.token}\n`, { mode: 0o600 });
-    const [program, ...args] = this.#options.command ?? agentCommand();
+    const [program, ...args] = [...diesWithUs(), ...(this.#options.command ?? agentCommand())];
     if (program === undefined) throw new Error('no command to start an agent with');
     const log = openSync(this.logFile, 'a');
     try {
