@@ -100,7 +100,12 @@ function testFile(file: string): Step<Result> {
     name: file,
     needs: ['addon', 'C++ build', 'rclone'],
     async run() {
-      const env: NodeJS.ProcessEnv = { TMPDIR: scratch, SIMPLE_VOLUME_SOURCES: '1' };
+      const env: NodeJS.ProcessEnv = {
+        TMPDIR: scratch,
+        SIMPLE_VOLUME_SOURCES: '1',
+        // the runner's limit counts, not tap's own of 30 s
+        TAP_TIMEOUT: String(timeLimit(file)),
+      };
       if (coverage) env.NODE_V8_COVERAGE = coverageFolder;
       const args = ['--enable-source-maps', '--disable-warning=ExperimentalWarning', file];
       const ended = await runProgram(process.execPath, args, { cwd: root, env, limitS: timeLimit(file) });
