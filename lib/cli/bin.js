@@ -2,7 +2,7 @@
 // The command `simple-volume`. Plain JavaScript: whatever Node starts it, the pinned one goes on. Long-running roles
 // get a small heap; minified bundles (dist/) are taken where they are built, else the sources.
 import { spawn } from 'node:child_process';
-import { existsSync } from 'node:fs';
+import { existsSync, readdirSync, statSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { constants } from 'node:os';
 import path from 'node:path';
@@ -39,11 +39,34 @@ const args = process.argv.slice(2);
 const role = args.find((arg) => !arg.startsWith('-')) ?? '';
 const heap = Object.hasOwn(HEAP_MIB, role) ? HEAP_MIB[role] : undefined;
 
-/** A bundle of the role, the bundle of everything else, or the sources. */
+/** Whether a source of the checkout was changed after dist was built. */
+function stale(folder) {
+  if (shipped) return false;
+  let built;
+  try {
+    built = statSync(path.join(folder, '.stamp')).mtimeMs;
+  } catch {
+    return true;
+  }
+  for (const room of ['lib', 'controller', 'csi']) {
+    let names = [];
+    try {
+      names = readdirSync(path.join(root, room), { recursive: true });
+    } catch {
+      continue; // not there
+    }
+    for (const name of names) {
+      if (name.endsWith('.ts') && statSync(path.join(root, room, name)).mtimeMs > built) return true;
+    }
+  }
+  return false;
+}
+
+/** A bundle of the role, the bundle of everything else, or the sources (also when they are newer). */
 function program() {
   const folder = path.join(root, 'dist');
   const names = heap === undefined ? ['main.js'] : [`${role}.js`, 'main.js'];
-  if (!process.env.SIMPLE_VOLUME_SOURCES) {
+  if (!process.env.SIMPLE_VOLUME_SOURCES && existsSync(folder) && !stale(folder)) {
     for (const name of names) if (existsSync(path.join(folder, name))) return path.join(folder, name);
   }
   return path.join(root, 'lib/cli/main.ts');

@@ -2,7 +2,7 @@
 import { existsSync, readFileSync } from 'node:fs';
 import path from 'node:path';
 import { Command, CommanderError } from 'commander';
-import { VERBS, type Verb } from './verbs.ts';
+import type { Verb } from './verbs.ts';
 
 /** Exit code of a command line that was not understood. */
 const USAGE = 2;
@@ -37,7 +37,7 @@ function programOf(): Command {
  */
 export async function runProgram(
   args: readonly string[],
-  verbs: readonly Verb[] = VERBS,
+  verbs: readonly Verb[],
 ): Promise<number | undefined> {
   const program = programOf();
   const asked = args[0] === 'help' ? args[1] : args.find((arg) => !arg.startsWith('-'));
