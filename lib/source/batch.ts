@@ -17,6 +17,8 @@ import {
 } from '../core/lists.ts';
 import {
   EMPTY,
+  Flag,
+  flagsOf,
   inoOf,
   Kind,
   kindOf,
@@ -26,13 +28,14 @@ import {
   recordsIn,
   sameIdentity,
   sizeOf,
+  withFields,
 } from '../core/record.ts';
 import type { IndexReader } from '../core/store.ts';
 import type { Filter, Native } from '../native/types.ts';
 import { classify, movedRecord, sameContent, sameFileElsewhere } from './classify.ts';
 import { compare, rowsOf } from './collect.ts';
 import type { Gate } from './gate.ts';
-import { companionsOf, coveredBy, databaseOf, keyOf, parentOf } from './paths.ts';
+import { companionsOf, coveredBy, databaseOf, isBelow, keyOf, parentOf } from './paths.ts';
 import { type Pending, splitChunks, underName, withChunks } from './plan.ts';
 
 const LOOK = 512;
@@ -288,7 +291,7 @@ export class Batch {
         change !== 'unreadable' &&
         (!isDirectory || outside)
       )
-        this.#below(path, outside);
+        this.#below(path, outside, add);
       if (change !== 'unreadable' && change !== 'special') this.fine.add(key);
       for (const group of new Set([
         base ? linkGroupOf(base.record) : 0n,
@@ -348,11 +351,20 @@ export class Batch {
   }
 
   /** A directory is no more: neither is what was below it. */
-  #below(directory: Buffer, explained: boolean): void {
+  #below(
+    directory: Buffer,
+    explained: boolean,
+    add: (path: Buffer, bits: number, scanned: boolean) => void,
+  ): void {
     for (const row of rowsOf(this.#o.index, directory, true)) {
       const path = pathOf(row.record);
       if (path.equals(directory)) continue;
       this.#gone(path, explained || this.#explained(path));
+      // Names of the same file elsewhere have one name less beside them.
+      for (const member of this.#o.index.linkGroup(linkGroupOf(row.record))) {
+        const other = pathOf(member.record);
+        if (!isBelow(other, directory)) add(other, 0, true);
+      }
     }
   }
 
@@ -450,6 +462,7 @@ export class Batch {
     const isFresh = new Set(fresh);
     for (const [group, members] of groups) {
       if (!members.some((p) => isFresh.has(p))) continue;
+      if (this.#leadByUnchanged(group, members)) continue;
       const leader =
         members.find(
           (p) => this.#base(p) !== undefined && linkGroupOf(p.base?.record ?? p.record) === group,
@@ -468,6 +481,49 @@ export class Batch {
       );
       if (!isFresh.has(leader)) fresh.push(leader);
     }
+  }
+
+  /**
+   * A name of the file at which nothing happened (only the names beside it changed, as when a directory with one of
+   * them is renamed): it leads, nothing has to be read.
+   */
+  #leadByUnchanged(group: bigint, members: Pending[]): boolean {
+    const { index, shadow } = this.#o;
+    if (members.some((p) => p.base && linkGroupOf(p.base.record) === group && this.#base(p))) return false;
+    const row = index
+      .linkGroup(group)
+      .find(
+        ({ record, copyIno }) =>
+          !this.pending.has(keyOf(pathOf(record))) &&
+          (!shadow || copyIno !== 0n) &&
+          members.every((p) => sameIdentity(p.record, record)),
+      );
+    if (!row) return false;
+    const path = Buffer.from(pathOf(row.record));
+    const leader: Pending = {
+      path,
+      change: 'content',
+      base: row,
+      record: row.record,
+      chunks: index.chunks(path) ?? null,
+      slot: 0,
+      slotKind: SlotKind.none,
+      runs: null,
+      movedFrom: null,
+      taken: false,
+      leader: null,
+      explained: true,
+      staged: true,
+    };
+    this.pending.set(keyOf(path), leader);
+    this.#followers.set(leader, members);
+    for (const p of members) {
+      if (p.slotKind !== SlotKind.none) this.garbage.push(p.slot);
+      p.slotKind = SlotKind.none;
+      p.leader = leader;
+      this.#follow(p, leader);
+    }
+    return true;
   }
 
   /**
@@ -567,7 +623,11 @@ export class Batch {
       this.#keepOld(follower);
       return;
     }
-    follower.record = underName(leader.record, follower.path);
+    const record =
+      flagsOf(leader.record) & Flag.moved
+        ? withFields(leader.record, { flags: flagsOf(leader.record) & ~Flag.moved, target: EMPTY })
+        : leader.record;
+    follower.record = underName(record, follower.path);
     follower.chunks = leader.chunks;
     follower.staged = true;
     this.busy.delete(keyOf(follower.path));

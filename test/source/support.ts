@@ -158,7 +158,7 @@ export function describeTree(
   skip: (kind: string) => boolean = () => false,
 ): Map<string, string> {
   const out = new Map<string, string>();
-  const groups = new Map<string, string>();
+  const groups = new Map<string, string[]>();
   const walk = (dir: Buffer, rel: Buffer): void => {
     for (const name of readdirSync(dir, { encoding: 'buffer' }).sort(Buffer.compare)) {
       const path = Buffer.concat([dir, Buffer.from('/'), name]);
@@ -172,20 +172,18 @@ export function describeTree(
         out.set(key, `dir ${meta}`);
         walk(path, relative);
       } else if (s.isFile()) {
-        let links = '';
-        if (s.nlink > 1n) {
-          const first = groups.get(String(s.ino));
-          if (first === undefined) groups.set(String(s.ino), key);
-          links = ` =${first ?? key}`;
-        }
+        // Names of one file within this tree; a copy that is kept for a reader elsewhere is no name of it.
+        if (s.nlink > 1n) groups.set(String(s.ino), [...(groups.get(String(s.ino)) ?? []), key]);
         const sum = createHash('sha256').update(readFileSync(path)).digest('hex').slice(0, 16);
-        out.set(key, `file ${meta} ${s.size} ${sum}${links}`);
+        out.set(key, `file ${meta} ${s.size} ${sum}`);
       } else if (!skip('special')) out.set(key, 'special');
     }
   };
   const s = statSync(root, { bigint: true });
   out.set('', `dir ${(s.mode & 0o7777n).toString(8)} ${s.uid}:${s.gid} ${s.mtimeNs}`);
   walk(Buffer.from(root), Buffer.alloc(0));
+  for (const [first, ...others] of groups.values())
+    for (const key of others) out.set(key, `${out.get(key)} =${first}`);
   return out;
 }
 
