@@ -1,9 +1,10 @@
 /** What every test with a real program does: a cluster, a load on node a, a death, the decision, the checks. */
 import { type ChildProcess, execFile, spawn } from 'node:child_process';
-import { mkdirSync } from 'node:fs';
+import { existsSync, mkdirSync } from 'node:fs';
+import { join } from 'node:path';
 import { decideFailover, type FailoverDecision } from '../../controller/plan/failover.ts';
 import type { VolumeName } from '../../lib/core/parts.ts';
-import { LocalCluster, waitFor } from '../../lib/local/cluster.ts';
+import { LocalCluster, PROJECT, waitFor } from '../../lib/local/cluster.ts';
 import { setUp } from '../../lib/local/setup.ts';
 import { installPackages, PACKAGES, programPath } from '../packages.ts';
 
@@ -136,7 +137,8 @@ export async function startCluster(
   t: Teardown,
   options: Parameters<typeof LocalCluster.start>[0] = {},
 ): Promise<LocalCluster> {
-  await setUp(() => {});
+  // The gate has built everything before; a test that is run by itself in a fresh checkout builds it once.
+  if (!existsSync(join(PROJECT, 'build/Release/simple_volume.node'))) await setUp(() => {});
   const cluster = await LocalCluster.start({ prefix: 'simple-volume-real-', ...options });
   t.teardown(() => cluster.stop());
   return cluster;
