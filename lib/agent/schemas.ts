@@ -50,7 +50,10 @@ export const BACKUP_PARAMS = object(
   {
     ns: NAMESPACE_SCHEMA,
     vol: VOLUME_SCHEMA,
-    stamp: { type: 'string', pattern: '^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}-[0-9]{2}-[0-9]{2}Z(\\.[0-9]{1,3})?$' },
+    stamp: {
+      type: 'string',
+      pattern: '^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}-[0-9]{2}-[0-9]{2}Z(\\.[0-9]{1,3})?$',
+    },
   },
   ['ns', 'vol', 'stamp'],
 );

@@ -54,7 +54,17 @@ Napi::Value removeTreeJob(const Napi::CallbackInfo& info) {
   std::string root = bytesOf(info[0], "root");
   std::string path = bytesOf(info[1], "path");
   return runJob(
-      info.Env(), [root = std::move(root), path = std::move(path)] { return removeTree(openRoot(root).get(), path); },
+      info.Env(),
+      [root = std::move(root), path = std::move(path)]() -> std::uint64_t {
+        Fd top;
+        try {
+          top = openRoot(root);
+        } catch (const Error& error) {
+          if (error.err == ENOENT) return 0;  // nothing there, nothing to remove
+          throw;
+        }
+        return removeTree(top.get(), path);
+      },
       [](Napi::Env env, std::uint64_t count) { return Napi::Number::New(env, static_cast<double>(count)); });
 }
 

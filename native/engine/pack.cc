@@ -144,13 +144,24 @@ std::uint64_t inStream(std::uint64_t length) {
 constexpr std::uint64_t kMinHole = 64 * 1024;
 }  // namespace
 
-std::uint64_t PackReader::Extent::end() const { return at + inStream(length); }
+std::uint64_t PackReader::Extent::end() const { return at + (zeros ? kPackRecordHead : inStream(length)); }
 
 void PackReader::addExtent(std::uint32_t index, std::uint64_t begin, std::uint64_t end) {
   if (begin >= end) return;
-  extents_.push_back({end_, begin, end - begin, index});
+  extents_.push_back({end_, begin, end - begin, index, false});
   end_ = extents_.back().end();
   data_ += end - begin;
+}
+
+// Where a file grew by a hole, or got one punched, the run says so without sending the zeros.
+void PackReader::addZeros(std::uint32_t index, std::uint64_t begin, std::uint64_t end) {
+  constexpr std::uint64_t kMost = 1ULL << 30;  // fits beside the flag in the record's length
+  while (begin < end) {
+    const std::uint64_t length = std::min(kMost, end - begin);
+    extents_.push_back({end_, begin, length, index, true});
+    end_ = extents_.back().end();
+    begin += length;
+  }
 }
 
 std::uint64_t PackReader::plan() {
@@ -161,8 +172,16 @@ std::uint64_t PackReader::plan() {
   for (std::uint32_t i = 0; i < items_.size(); ++i) {
     const Item& item = items_[i];
     if (!item.whole) {
-      if (!item.runs.empty() || options_.strict) (void)find(item);
-      for (const auto& [offset, length] : item.runs) addExtent(i, offset, offset + length);
+      if (item.runs.empty() && !options_.strict) continue;
+      const Fd fd = find(item);
+      for (const auto& [offset, length] : item.runs) {
+        for (std::uint64_t at = offset; at < offset + length;) {
+          const auto data = nextData(fd.get(), at, offset + length);
+          addZeros(i, at, data.first);
+          addExtent(i, data.first, data.second);
+          at = data.second;
+        }
+      }
       continue;
     }
     // A small file is one stretch, whatever holes it has.
@@ -221,6 +240,10 @@ std::string PackReader::read(std::uint64_t offset, std::size_t max) {
                                  [](std::uint64_t at, const Extent& e) { return at < e.end(); });
   for (; extent != extents_.end() && out.size() < max; ++extent) {
     const Item& item = items_[extent->item];
+    if (extent->zeros) {
+      take(extent->at, packRecordHead(item.ordinal, static_cast<std::uint32_t>(extent->length) | kZeroRun, extent->offset));
+      continue;
+    }
     constexpr std::uint64_t kStride = kPackRecordHead + kPackPiece;
     const std::uint64_t position = offset + out.size();
     std::uint64_t piece = position > extent->at ? (position - extent->at) / kStride : 0;

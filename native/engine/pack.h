@@ -65,6 +65,7 @@ class PackReader {
     std::uint64_t offset;  // in the file
     std::uint64_t length;  // bytes of data
     std::uint32_t item;
+    bool zeros = false;         // a hole inside a run: one record without data
     std::uint64_t end() const;  // in the stream
   };
 
@@ -73,6 +74,7 @@ class PackReader {
   bool fits(const Item& item, const Stat& stat) const;
   [[noreturn]] static void changed(const Item& item);
   void addExtent(std::uint32_t index, std::uint64_t begin, std::uint64_t end);
+  void addZeros(std::uint32_t index, std::uint64_t begin, std::uint64_t end);
   void use(std::uint32_t index);
   void verify(std::uint32_t index) const;
 
