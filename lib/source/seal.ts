@@ -217,8 +217,10 @@ export class Sealer {
     for (const slot of slots) await rm(join(this.#paths.slots, slotName(slot)), { force: true });
   }
 
-  async makeFolders(): Promise<void> {
-    for (const folder of [this.#paths.data, this.#paths.retired, this.#paths.slots])
+  /** With `copies` for a shadow tree, else only the folder that offers are made in. */
+  async makeFolders(copies: boolean): Promise<void> {
+    const { home, data, retired, slots } = this.#paths;
+    for (const folder of copies ? [home, data, retired, slots] : [home])
       await mkdir(folder, { recursive: true, mode: 0o700 });
   }
 

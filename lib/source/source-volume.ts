@@ -254,11 +254,11 @@ export class SourceVolume implements ServedVolume {
       have.mode === mode &&
       have.seq === (generation?.seq ?? null) &&
       (have.complete ? generation !== null && have.epoch === generation.epoch : have.epoch === this.#epoch);
-    if (mode === 'shadow') await this.#sealer.makeFolders();
+    await this.#sealer.makeFolders(mode === 'shadow');
     if (fits) return;
     await this.#native.removeTree(Buffer.from(this.#shadow.home), Buffer.from('current'));
     await this.#sealer.clearRetired(null);
-    if (mode === 'shadow') await this.#sealer.makeFolders();
+    await this.#sealer.makeFolders(mode === 'shadow');
     const copies: Copies = {
       mode,
       epoch: this.#epoch,
@@ -863,12 +863,15 @@ export class SourceVolume implements ServedVolume {
   async flush(): Promise<{ generation: Generation; quiescent: boolean }> {
     const { watcher, watchNumber } = this.#deps;
     if (!this.#filter) throw new SimpleVolumeError('NOT_READY', 'the volume is not watched');
-    for (let i = 0; i < 100; i++) {
+    // Once is enough for all that is pending now, unless it is more than one batch takes; once more for what
+    // happened meanwhile, so that an application that has just stopped gives an exact point in time.
+    for (let again = 1; ; ) {
       await watcher.barrier();
       await this.#run();
-      if (!this.#watching) break;
-      const s = watcher.state(watchNumber);
-      if (s.dirty === 0 || (this.#generation?.epoch === this.#epoch && i >= 4 && !this.#copies?.ahead)) break;
+      if (!this.#watching || this.#abort.signal.aborted) break;
+      if (this.#more) continue;
+      const { dirty } = watcher.state(watchNumber);
+      if (dirty === 0 || again-- === 0) break;
     }
     const generation = this.#generation;
     if (!generation || generation.epoch !== this.#epoch)
