@@ -15,7 +15,7 @@ export const SLOTS = Math.min(4, Math.max(2, os.availableParallelism()));
 
 /** Seconds that one test file may take, by the start of its path; the first match counts. */
 export const TIME_LIMITS_S: readonly { under: string; seconds: number }[] = [
-  { under: 'test/unit/', seconds: 60 },
+  { under: 'test/unit/', seconds: 120 },
   { under: 'test/real/', seconds: 300 },
   { under: 'test/', seconds: 180 },
 ];

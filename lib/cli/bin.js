@@ -9,9 +9,10 @@ import path from 'node:path';
 import { fileURLToPath } from 'node:url';
 
 const here = path.dirname(fileURLToPath(import.meta.url));
-// In a checkout this is lib/cli/bin.js; in dist it is dist/bin.js.
-const shipped = path.basename(here) === 'dist';
-const root = shipped ? path.dirname(here) : path.join(here, '../..');
+// In a checkout this is lib/cli/bin.js; what is shipped has its bundles beside it.
+const shipped = existsSync(path.join(here, 'main.js'));
+const root = path.join(here, '../..');
+const bundles = shipped ? here : path.join(root, 'dist');
 
 const OLDEST_NODE = [24, 15];
 /** Roles that run for months beside workloads: MiB of heap, see the memory figures in the documentation. */
@@ -40,11 +41,11 @@ const role = args.find((arg) => !arg.startsWith('-')) ?? '';
 const heap = Object.hasOwn(HEAP_MIB, role) ? HEAP_MIB[role] : undefined;
 
 /** Whether a source of the checkout was changed after dist was built. */
-function stale(folder) {
+function stale() {
   if (shipped) return false;
   let built;
   try {
-    built = statSync(path.join(folder, '.stamp')).mtimeMs;
+    built = statSync(path.join(bundles, '.stamp')).mtimeMs;
   } catch {
     return true;
   }
@@ -64,11 +65,10 @@ function stale(folder) {
 
 /** A bundle of the role, the bundle of everything else, or the sources (also when they are newer). */
 function program() {
-  const folder = path.join(root, 'dist');
   const names = heap === undefined ? ['main.js'] : [`${role}.js`, 'main.js'];
-  if (!process.env.SIMPLE_VOLUME_SOURCES && existsSync(folder) && !stale(folder)) {
-    for (const name of names) if (existsSync(path.join(folder, name))) return path.join(folder, name);
-  }
+  const found = names.map((name) => path.join(bundles, name)).find((file) => existsSync(file));
+  if (shipped && found) return found;
+  if (!process.env.SIMPLE_VOLUME_SOURCES && found && !stale()) return found;
   return path.join(root, 'lib/cli/main.ts');
 }
 
