@@ -182,7 +182,7 @@ export class SourceVolume implements ServedVolume {
 
   async #redo(): Promise<void> {
     if (!this.#unfinished) return;
-    await this.#sealer.makeFolders();
+    await this.#sealer.makeFolders(true);
     await this.#sealer.redo();
     this.#load();
   }
