@@ -129,7 +129,9 @@ export class Delivery implements VolumeName {
   }
 
   async #send(lane: Lane): Promise<void> {
+    // Both of one moment: a newer generation may be sealed while this one is on its way.
     const generation = this.#newest;
+    const echo = this.#echoes.get(lane.target) ?? null;
     if (!generation || (lane.confirmed && compareGenerations(lane.confirmed, generation) >= 0)) return;
     lane.sending = true;
     try {
@@ -153,7 +155,7 @@ export class Delivery implements VolumeName {
             node: this.#deps.node,
             grant: this.#deps.grant({ namespace, volume, epoch, node }),
           },
-          echo: this.#echoes.get(lane.target) ?? null,
+          echo,
           policy: {
             includePaths: policy.includePaths,
             excludePaths: policy.excludePaths,
