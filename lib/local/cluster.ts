@@ -141,7 +141,7 @@ export class LocalAgent {
   }
 
   /** Starts the process and waits until it says that it is ready. The pool survives from one start to the next. */
-  async start(limitMs = 20_000): Promise<void> {
+  async start(limitMs = 60_000): Promise<void> {
     if (this.running) return;
     const { folder } = this.#options;
     mkdirSync(this.pool, { recursive: true });
