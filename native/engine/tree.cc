@@ -95,6 +95,7 @@ std::uint32_t Tree::make(std::uint32_t parent, std::string_view name, std::uint1
 }
 
 void Tree::link(std::uint32_t id, std::uint32_t parent, std::string_view name) {
+  ++version_;
   const std::uint32_t at = store(name);  // may compact: a detached node has no name then
   Node& node = nodes_[id];
   node.used = true;
@@ -111,6 +112,7 @@ void Tree::link(std::uint32_t id, std::uint32_t parent, std::string_view name) {
 void Tree::detach(std::uint32_t id) {
   Node& node = nodes_[id];
   if (node.parent == kNoNode) return;
+  ++version_;
   erase(byName_, id, [this](std::uint32_t each) { return nameHash(each); });
   if (node.previous != kNoNode) {
     nodes_[node.previous].next = node.next;
@@ -120,6 +122,7 @@ void Tree::detach(std::uint32_t id) {
   if (node.next != kNoNode) nodes_[node.next].previous = node.previous;
   garbage_ += node.nameLength;
   node.nameLength = 0;
+  node.arrived = false;
   node.parent = node.next = node.previous = kNoNode;
 }
 
@@ -128,6 +131,7 @@ void Tree::release(std::uint32_t id) {
   setWd(id, -1);
   Node& node = nodes_[id];
   node.used = false;
+  ++version_;
   ++node.epoch;
   --used_;
   free_.push_back(id);

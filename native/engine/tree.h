@@ -26,6 +26,7 @@ struct Node {
   bool queued : 1 = false;     // a scan of it is waiting
   bool unwatched : 1 = false;  // has no watch although it should
   bool subtree : 1 = false;    // is marked with all below
+  bool arrived : 1 = false;    // came to its place by a rename
 };
 static_assert(sizeof(Node) == 32);
 
@@ -63,6 +64,8 @@ class Tree {
   // Whether the node hangs on a root, and whether one above it (or itself) is marked with all below.
   bool attached(std::uint32_t id, bool* underSubtree = nullptr) const;
 
+  // Differs whenever a node was made, moved or released.
+  std::uint64_t version() const { return version_; }
   std::size_t watches() const { return byWd_.count; }
   std::size_t size() const { return used_; }
   // Bytes of memory held.
@@ -86,6 +89,7 @@ class Tree {
   std::vector<Node> nodes_;
   std::vector<std::uint32_t> free_;
   std::size_t used_ = 0;
+  std::uint64_t version_ = 0;
   std::string names_;
   std::size_t garbage_ = 0;
   Table byName_;

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <condition_variable>
 #include <csignal>
 #include <cstring>
@@ -39,7 +40,7 @@ constexpr double kRenameMs = 10;
 // Directories that a walk keeps open; what lies deeper becomes a walk of its own.
 constexpr std::size_t kMaxDepth = 64;
 // Tries to find a new directory while the directories above it are being renamed.
-constexpr int kOpenTries = 8;
+constexpr int kOpenTries = 64;
 constexpr std::size_t kRemovalsAtOnce = 256;
 
 double monotonicMs() {
@@ -174,6 +175,7 @@ class Watcher::Engine {
   void directoryAppeared(std::uint32_t node, std::string_view name);
   void movedFrom(std::uint32_t node, std::string_view name, std::uint32_t cookie, double now);
   void movedTo(std::uint32_t node, std::string_view name, std::uint32_t cookie, double now);
+  void displace(std::uint32_t node, std::string_view name, double now);
   void overflowed();
   void rootLost(Volume& volume);
   void expireLimbo(double now);
@@ -206,6 +208,7 @@ class Watcher::Engine {
   void run(Task& task);
   void walk(Task& task);
   bool openTop(Task& task, Level& level, Attached& outcome);
+  static bool samePlace(int fd, int directory, const std::string& path);
   bool fillLevel(Level& level);
   void syncReader();
   void finish(Task& task, std::exception_ptr failure);
@@ -614,16 +617,34 @@ void Watcher::Engine::movedFrom(std::uint32_t node, std::string_view name, std::
   }
   const std::uint32_t child = tree_.child(node, name);
   if (child == kNoNode) return;
+  const bool arrived = tree_[child].arrived;
   tree_.detach(child);
   limbo_.push_back({++limboCount_, cookie, tree_.ref(child), {}, {}, now + kRenameMs, 0});
+  // An exchange reports both arrivals before the second departure is through: what arrived here may be here still, and
+  // what leaves may be a directory that was never heard of.
+  if (arrived) directoryAppeared(node, name);
+}
+
+// An exchange, whose other half comes next, or an empty directory that was replaced.
+void Watcher::Engine::displace(std::uint32_t node, std::string_view name, double now) {
+  const std::uint32_t there = tree_.child(node, name);
+  if (there == kNoNode) return;
+  tree_.detach(there);
+  limbo_.push_back({++limboCount_, 0, tree_.ref(there), tree_.ref(node), std::string(name), now + kRenameMs, 0});
 }
 
 void Watcher::Engine::movedTo(std::uint32_t node, std::string_view name, std::uint32_t cookie, double now) {
   const auto from = std::find_if(limbo_.begin(), limbo_.end(), [&](const Limbo& limbo) {
     return limbo.cookie == cookie && tree_.alive(limbo.node);
   });
-  if (from == limbo_.end()) {
+  const auto arrive = [&] {
     directoryAppeared(node, name);
+    const std::uint32_t child = tree_.child(node, name);
+    if (child != kNoNode) tree_[child].arrived = true;
+  };
+  if (from == limbo_.end()) {
+    displace(node, name, now);
+    arrive();
     return;
   }
   const std::uint32_t moved = from->node.id;
@@ -639,15 +660,13 @@ void Watcher::Engine::movedTo(std::uint32_t node, std::string_view name, std::ui
   }
   if (!reached) {
     drop(moved);
-    directoryAppeared(node, name);
+    displace(node, name, now);
+    arrive();
     return;
   }
-  const std::uint32_t there = tree_.child(node, name);
-  if (there != kNoNode) {  // an exchange, whose other half comes next, or an empty directory that was replaced
-    tree_.detach(there);
-    limbo_.push_back({++limboCount_, 0, tree_.ref(there), tree_.ref(node), std::string(name), now + kRenameMs, 0});
-  }
+  displace(node, name, now);
   tree_.link(moved, node, name);
+  tree_[moved].arrived = true;
   look(moved, true, !volume.filter->everything());
 }
 
@@ -889,8 +908,8 @@ void Watcher::Engine::enqueue(Task task) {
 }
 
 void Watcher::Engine::look(std::uint32_t node, bool mark, bool full) {
-  if (tree_[node].queued && !full) return;
-  tree_[node].queued = true;
+  if (tree_[node].queued && mark && !full) return;
+  if (mark) tree_[node].queued = true;
   Task task;
   task.volume = slots_[tree_[node].volume];
   task.node = tree_.ref(node);
@@ -1032,18 +1051,25 @@ void Watcher::Engine::syncReader() {
 bool Watcher::Engine::openTop(Task& task, Level& level, Attached& outcome) {
   Volume& volume = *task.volume;
   const bool isRoot = task.node.id == volume.node;
-  for (int tries = 0; tries < kOpenTries; ++tries) {
+  {
+    Lock lock(mutex_);
+    if (tree_.alive(task.node)) tree_[task.node.id].queued = false;
+    if (isRoot && task.full) volume.fullQueued = false;
+  }
+  for (int tries = 0; tries < kOpenTries;) {
     std::string path;
+    std::uint64_t version;
     {
       Lock lock(mutex_);
       if (stop_ || volume.removed || !tree_.alive(task.node)) return false;
-      if (tries == 0) tree_[task.node.id].queued = false;
-      if (isRoot && task.full) volume.fullQueued = false;
       if (!tree_.path(task.node.id, path)) {
-        // Half-way through a rename; its new place will be looked at, if there is one.
-        return false;
+        // It, or a directory above it, is half-way through a rename: that is over in a moment.
+        folded_.wait_for(lock, std::chrono::milliseconds(2));
+        continue;
       }
+      version = tree_.version();
     }
+    ++tries;
     int err = 0;
     Fd fd;
     Fd root;
@@ -1093,27 +1119,48 @@ bool Watcher::Engine::openTop(Task& task, Level& level, Attached& outcome) {
       return false;
     }
     std::string now;
-    const bool placed = tree_.path(task.node.id, now);
-    if (err == 0 && placed && now == path) {
+    if (err == 0 && tree_.path(task.node.id, now) && now == path) {
       outcome = attach(task.node.id, fd.get(), !task.stolen);
-      level.fd = std::move(fd);
-      level.node = task.node;
-      level.wd = tree_[task.node.id].wd;
-      level.fresh = task.mark || task.type == Task::Type::kAdd || outcome == Attached::kChanged;
-      return true;
+      // From here on a rename makes an event that finds this node; one of before shows in the path.
+      if (outcome != Attached::kChanged || samePlace(fd.get(), root.get(), path)) {
+        level.fd = std::move(fd);
+        level.node = task.node;
+        level.wd = tree_[task.node.id].wd;
+        level.fresh = task.mark || task.type == Task::Type::kAdd || outcome == Attached::kChanged;
+        return true;
+      }
+      loseWatch(task.node.id, true);
     }
-    // Not there, or renamed meanwhile: events of that are on their way.
+    // Not there, or renamed meanwhile: then events of that are on their way.
     lock.unlock();
     syncReader();
+    lock.lock();
+    if (err != 0 && !isRoot && tree_.alive(task.node) && !tree_[task.node.id].queued && tree_.version() == version) {
+      // All events of before are folded, and by them it should be there: nothing is.
+      const std::uint32_t parent = tree_[task.node.id].parent;
+      const std::string name(tree_.name(task.node.id));
+      drop(task.node.id);
+      markName(parent, name, true, mark::kDeleted);
+      return false;
+    }
   }
+  // Directories above it are renamed all the time: later.
   Lock lock(mutex_);
-  if (stop_ || volume.removed || !tree_.alive(task.node) || tree_[task.node.id].queued || isRoot) return false;
-  const std::uint32_t parent = tree_[task.node.id].parent;
-  if (parent == kNoNode) return false;
-  const std::string name(tree_.name(task.node.id));
-  markName(parent, name, true, mark::kDeleted);
-  drop(task.node.id);
+  if (!stop_ && !volume.removed && tree_.alive(task.node) && !tree_[task.node.id].queued) {
+    look(task.node.id, task.mark, true);
+  }
   return false;
+}
+
+// Whether the opened directory is (still) what `path` names.
+bool Watcher::Engine::samePlace(int fd, int directory, const std::string& path) {
+  try {
+    const Stat opened = statFd(fd);
+    const Stat named = statBeneath(directory, path);
+    return named.kind == Kind::kDirectory && named.ino == opened.ino && named.dev == opened.dev;
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 // Reads the names of a watched directory, and forgets nodes below it that are not there any more.
@@ -1215,6 +1262,12 @@ void Watcher::Engine::walk(Task& task) {
       }
       const Attached how = attach(child, fd.get(), !task.stolen);
       if (how == Attached::kForeign) continue;
+      if (how == Attached::kChanged && !samePlace(fd.get(), level.fd.get(), std::string(name))) {
+        // Renamed or removed since it was opened. If the event of that is folded already, nobody else drops the node.
+        loseWatch(child, true);
+        if (!tree_[child].queued) drop(child);
+        continue;
+      }
       below.node = tree_.ref(child);
       below.wd = tree_[child].wd;
       if (how == Attached::kChanged && !below.fresh && !adding) {
