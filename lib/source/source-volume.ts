@@ -32,8 +32,8 @@ import { type Copies, Sealer, type ShadowPaths, shadowPaths } from './seal.ts';
 const ROUNDS = 8;
 /** After the first round of a batch, ms: then the generation is fuzzy. */
 const ROUNDS_MS = 1000;
-/** Paths that one batch takes in; bounds its memory. */
-const BATCH_LIMIT = 50_000;
+/** Paths that one batch takes in; each costs about 2 KiB of heap from the look to the seal. */
+const BATCH_LIMIT = 10_000;
 const FIRST_BACKOFF_MS = 250;
 const LAST_BACKOFF_MS = 30_000;
 /** A held volume is looked at again after this time. */
@@ -80,9 +80,11 @@ export interface SourceDeps {
 
 class Held extends SimpleVolumeError {
   readonly condition: string;
-  constructor(condition: string, message: string) {
+  readonly paths: Buffer[] | undefined;
+  constructor(condition: string, message: string, paths?: Buffer[]) {
     super('HELD', message);
     this.condition = condition;
+    this.paths = paths;
   }
 }
 
@@ -354,7 +356,7 @@ export class SourceVolume implements ServedVolume {
 
   #hold(held: Held): void {
     this.#state = 'held';
-    if (this.#conditions.set(held.condition, held.message))
+    if (this.#conditions.set(held.condition, held.message, held.paths))
       this.#deps.log.warn({ condition: held.condition }, held.message);
     this.#notBefore = this.#deps.clock.boot() + HELD_MS;
   }
@@ -563,12 +565,11 @@ export class SourceVolume implements ServedVolume {
       this.#release('RequiredPathMissing');
       return;
     }
-    this.#conditions.set(
+    throw new Held(
       'RequiredPathMissing',
       'required paths are missing: the last generation stays until they are back',
       missing,
     );
-    throw new Held('RequiredPathMissing', `required paths are missing: ${missing.length}`);
   }
 
   #checkMassDelete(batch: Batch): void {

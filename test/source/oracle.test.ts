@@ -115,6 +115,7 @@ for (const seed of SEEDS)
         });
         return;
       }
+      t.pass(`batch ${batch}: shadow and index are the source`);
     }
     rmSync(rig.base, { recursive: true, force: true });
   });

@@ -127,13 +127,17 @@ export function makeRig(options: RigOptions = {}): Rig {
     onSealed: (generation, quiescent, caughtUp) => rig.sealed.push({ generation, quiescent, caughtUp }),
     ...options.deps,
   });
+  let open = true;
   const shut = async (): Promise<void> => {
+    if (!open) return;
+    open = false;
     await rig.source.stop();
     await rig.watcher.close();
     store.close();
   };
   rig.restart = async () => {
     await shut();
+    rig.close = async () => {};
     const next = makeRig({ ...options, base });
     await next.source.recover();
     return next;
