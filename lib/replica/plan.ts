@@ -566,14 +566,12 @@ export class Plan {
       if (this.#scratch.claim(leader.ino)) ino = leader.ino;
       // the inode belongs to another group: this one gets a file of its own
       else await this.#lateContent(leader.ordinal, leader.record, { ...COPY, copyFrom: Buffer.from(path) });
-    } else if (!this.#o.full) {
-      const other = await this.#untouched(first);
-      if (other && this.#scratch.claim(inoOf(other.record))) {
-        path = pathOf(other.record);
-        ino = inoOf(other.record);
-        // a new name changes its ctime, and so its row
-        await this.#ops.meta.add(encodeOp(Op.meta, other.record));
-      }
+    }
+    const others = this.#o.full ? [] : await this.#untouched(first);
+    const other = others[0];
+    if (!path && other && this.#scratch.claim(inoOf(other.record))) {
+      path = pathOf(other.record);
+      ino = inoOf(other.record);
     }
     if (!path) {
       const hash = hashOf(first.record);
@@ -587,6 +585,10 @@ export class Plan {
     }
     const joined = (m: Member): boolean => m.present && ino !== 0n && m.ino === ino;
     const changes = members.some((m) => m !== leader && !joined(m)) || this.#scratch.isRegrouped(first.group);
+    // another name, or one less, changes the ctime of all, and so their rows
+    if (changes)
+      for (const o of others)
+        if (inoOf(o.record) === ino) await this.#ops.meta.add(encodeOp(Op.meta, o.record));
     for (const m of members) {
       if (joined(m)) {
         if (!m.metaSame) this.changed++;
@@ -595,18 +597,22 @@ export class Plan {
         this.changed++;
         this.creates++;
         await this.#ops.link.add(encodeOp(Op.link, m.record, 0, Buffer.from(path)));
+        // the name that carries the content may still have the group's old mode or times
+        if (!leader) await this.#ops.meta.add(encodeOp(Op.meta, m.record));
       }
     }
   }
 
-  /** A name of the group with the same content that this difference does not concern. */
-  async #untouched(m: Member): Promise<Row | null> {
+  /** Names of the group with the same content that this difference does not concern. */
+  async #untouched(m: Member): Promise<Row[]> {
+    const out: Row[] = [];
     for (const row of this.#o.index.linkGroup(m.group)) {
-      if (!sameContent(row.record, m.record) || this.#scratch.isTouched(pathOf(row.record))) continue;
-      const disk = await this.#o.disk.stat(pathOf(row.record));
-      if (disk && rowHolds({ row: row.record, disk, diskComplete: true, hashed: null })) return row;
+      const path = pathOf(row.record);
+      if (!sameContent(row.record, m.record) || this.#scratch.isTouched(path)) continue;
+      const disk = await this.#o.disk.stat(path);
+      if (rowHolds({ row: row.record, disk, diskComplete: true, hashed: null })) out.push(row);
     }
-    return null;
+    return out;
   }
 
   /** Ordinals whose content has to come from somewhere, ascending. */
