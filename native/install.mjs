@@ -3,7 +3,7 @@
 // and tools are what they were. Plain JavaScript: an older Node must be able to run it.
 import { spawn, spawnSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
-import { existsSync, mkdirSync, readFileSync, realpathSync, rmSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, readFileSync, realpathSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import path from 'node:path';
 import { addonSources, filesBelow, root } from './sources.mjs';
@@ -68,6 +68,14 @@ if (!nodeDir || !existsSync(path.join(nodeDir, 'include/node/node_api.h'))) {
   );
 }
 const stamp = stampOf(nodeDir);
+// npm links the commands of dependencies, not the project's own: with this `npx simple-volume` finds it at once.
+try {
+  const bin = path.join(root, 'node_modules/.bin/simple-volume');
+  if (existsSync(path.dirname(bin)) && !existsSync(bin)) symlinkSync('../../lib/cli/bin.js', bin);
+} catch (error) {
+  if (error.code !== 'EEXIST') say(`npx simple-volume will not be found: ${error.message}`);
+}
+
 if (existsSync(output) && existsSync(stampFile) && readFileSync(stampFile, 'utf8') === stamp) {
   say('up to date');
   process.exit(0);
