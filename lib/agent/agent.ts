@@ -346,6 +346,7 @@ export class Agent implements AgentApi {
         bootId: bootId(),
         puller: this.#puller,
         isActive: () => entry.role === 'active',
+        poolProblem: () => this.#open?.pool.problem() ?? null,
         onPull: (outcome) => this.#metrics.pulls.inc({ outcome }),
       }),
     startDelivery: (entry, watch) => {

@@ -24,7 +24,10 @@ import { NativeDisk } from './walk.ts';
 const COPY_FILES = 256;
 const CHUNKS_ASKED = 0x8000_0000;
 
-/** Which entries of a manifest have a verified slot; kept over a failed attempt for the next one. */
+/**
+ * Which entries of a manifest have a slot with their whole, verified content; kept over a failed attempt for the
+ * next one. Patches are never among them: they are good only for the version that they were checked against.
+ */
 export class Verified {
   readonly #bits: Uint8Array;
   constructor(count: number) {
@@ -78,7 +81,7 @@ async function* wantedRecords(
 export async function fetchContents(i: FetchInput): Promise<Fetched> {
   const wanted = i.plan.wanted();
   await copyLocally(i, wanted);
-  const missing = wanted.filter((ordinal) => !i.verified.has(ordinal));
+  const missing = wanted.filter((ordinal) => !hasSlot(i.plan, i.verified, ordinal));
   if (missing.length === 0) return { bytes: 0, files: 0 };
   const packs = await i.puller.needs(i.source, i.offer, words(i.plan, missing), i.signal);
   let bytes = 0;
@@ -102,6 +105,10 @@ export async function fetchContents(i: FetchInput): Promise<Fetched> {
   }
   return { bytes, files: missing.length };
 }
+
+/** Whether the slot of an earlier attempt, or of a copy on this disk, serves this plan. */
+export const hasSlot = (plan: Plan, verified: Verified, ordinal: number): boolean =>
+  verified.has(ordinal) && plan.special.get(ordinal)?.patch !== true;
 
 function words(plan: Plan, ordinals: Uint32Array): Uint32Array {
   let length = ordinals.length;
@@ -162,32 +169,32 @@ async function onePack(i: FetchInput, pack: OfferedPack, items: UnpackItem[]): P
       },
       i.signal,
     );
-    const results = decodeUnpackResults(await unpacker.end());
-    for (const [n, result] of results.entries()) {
-      const item = items[n] as UnpackItem;
-      if (result.ordinal !== item.ordinal)
-        throw new SimpleVolumeError('INTERNAL', 'results of a pack are out of order');
-      if (result.status === UnpackStatus.ok) continue;
-      const path = pathOf(item.record);
-      if (result.status === UnpackStatus.base)
-        throw new Drift('the version to patch is not the expected one', path);
-      // a patch over bytes that are not what the index says gives a wrong hash too: then compare with the disk
-      if (result.status === UnpackStatus.hash && item.patch)
-        throw new Drift('a patch gives other contents', path);
-      throw new SimpleVolumeError(
-        'VERIFY_FAILED',
-        `${printablePath(path)} from ${i.source.node} is not what the manifest says (${STATUS[result.status] ?? result.status})`,
-        { path: printablePath(path), node: i.source.node },
-      );
-    }
-    if (results.length !== items.length)
-      throw new SimpleVolumeError('INTERNAL', 'results of a pack are missing');
-    for (const item of items) i.verified.add(item.ordinal);
-    return bytes;
   } catch (error) {
     await unpacker.abort();
     throw error;
   }
+  const results = decodeUnpackResults(await unpacker.end());
+  if (results.length !== items.length || results.some((r, n) => r.ordinal !== items[n]?.ordinal))
+    throw new SimpleVolumeError('INTERNAL', 'the results of a pack are not the items that were asked for');
+  // what is good is kept, also when something else of the pack is not
+  for (const [n, r] of results.entries())
+    if (r.status === UnpackStatus.ok && !items[n]?.patch) i.verified.add(r.ordinal);
+  for (const [n, result] of results.entries()) {
+    if (result.status === UnpackStatus.ok) continue;
+    const item = items[n] as UnpackItem;
+    const path = pathOf(item.record);
+    if (result.status === UnpackStatus.base)
+      throw new Drift('the version to patch is not the expected one', path);
+    // a patch over bytes that are not what the index says gives a wrong hash too: then compare with the disk
+    if (result.status === UnpackStatus.hash && item.patch)
+      throw new Drift('a patch gives other contents', path);
+    throw new SimpleVolumeError(
+      'VERIFY_FAILED',
+      `${printablePath(path)} from ${i.source.node} is not what the manifest says (${STATUS[result.status] ?? result.status})`,
+      { path: printablePath(path), node: i.source.node },
+    );
+  }
+  return bytes;
 }
 
 const STATUS: Record<number, string> = {

@@ -36,7 +36,7 @@ import { FullRuns, type FullSyncRun } from './full-runs.ts';
 import { mountsOf as mountsHere } from './mounts.ts';
 import { NameCheck, type tryName } from './names.ts';
 import { Drift } from './plan.ts';
-import { applyDeps, attempt, heldOf, isNoSpace, policyKey, refuseMounted, type SyncDeps } from './sync.ts';
+import { applyDeps, attempt, checkPlace, heldOf, isNoSpace, policyKey, type SyncDeps } from './sync.ts';
 
 export interface ReplicaOptions {
   name: VolumeName;
@@ -52,6 +52,8 @@ export interface ReplicaOptions {
   isActive?: () => boolean;
   /** mount points at which the tree is in use; default: as this process sees them */
   mountsOf?: (directory: string) => string[];
+  /** what is wrong with the pool (its disk is gone, or another one), null: nothing; nothing is written then */
+  poolProblem?: () => string | null;
   /** limits how many syncs of an agent run at a time */
   gate?: <T>(work: () => Promise<T>) => Promise<T>;
   limits?: Partial<ReplicaLimits>;
@@ -126,6 +128,7 @@ export class ReplicaVolume implements ServedVolume {
       log: this.#log,
       names: new NameCheck(o.paths.incoming, o.tryName),
       mountsOf: o.mountsOf ?? mountsHere,
+      poolProblem: o.poolProblem ?? (() => null),
       floorBytes: this.#limits.floorBytes,
     };
   }
@@ -153,7 +156,7 @@ export class ReplicaVolume implements ServedVolume {
   async #finishJournal(): Promise<boolean> {
     const journal = this.#store.meta<Journal>(JOURNAL);
     if (!journal) return false;
-    refuseMounted(this.#d);
+    checkPlace(this.#d);
     this.#forward = true;
     this.#state = 'applying';
     try {
@@ -248,7 +251,7 @@ export class ReplicaVolume implements ServedVolume {
     this.#check(request);
     this.#remember(request);
     if (request.full) this.#fullWanted = true;
-    refuseMountedOr(this.#d, (error) => {
+    checkPlaceOr(this.#d, (error) => {
       this.#failed(error);
       this.#later();
       throw error;
@@ -261,7 +264,7 @@ export class ReplicaVolume implements ServedVolume {
     this.#check(request);
     const running = this.#runs.current;
     if (running) return { id: running.id, started: false, reason: 'already-running' };
-    refuseMounted(this.#d);
+    checkPlace(this.#d);
     const run = this.#runs.start(randomUUID());
     this.#remember(request);
     this.#fullWanted = true;
@@ -372,7 +375,7 @@ export class ReplicaVolume implements ServedVolume {
       await this.#store.transaction(() => this.#store.setMeta('epoch', request.epoch));
       await this.#store.durable();
     }
-    refuseMounted(this.#d);
+    checkPlace(this.#d);
     try {
       if (await this.#finishJournal()) this.#settle();
     } catch (error) {
@@ -669,9 +672,9 @@ export class ReplicaVolume implements ServedVolume {
   }
 }
 
-function refuseMountedOr(d: SyncDeps, otherwise: (error: unknown) => void): void {
+function checkPlaceOr(d: SyncDeps, otherwise: (error: unknown) => void): void {
   try {
-    refuseMounted(d);
+    checkPlace(d);
   } catch (error) {
     otherwise(error);
   }

@@ -37,7 +37,7 @@ import {
   writePlan,
 } from './apply.ts';
 import { type Aside, hasEntries, moveAside, newStamp } from './backups.ts';
-import { fetchContents, Verified } from './fetch.ts';
+import { fetchContents, hasSlot, Verified } from './fetch.ts';
 import type { NameCheck } from './names.ts';
 import { NAMED, Plan } from './plan.ts';
 import { NativeDisk, walkAll, walkDifference } from './walk.ts';
@@ -52,6 +52,8 @@ export interface SyncDeps {
   log: Logger;
   names: NameCheck;
   mountsOf(directory: string): string[];
+  /** what is wrong with the pool, null: nothing */
+  poolProblem(): string | null;
   /** bytes that stay free on the file system */
   floorBytes: number;
 }
@@ -94,8 +96,14 @@ export const isNoSpace = (error: unknown): boolean => {
   return code === 'NO_SPACE' || code === 'ENOSPC' || code === 'EDQUOT';
 };
 
-/** @throws VOLUME_IN_USE when the tree is mounted into a pod */
-export function refuseMounted(d: Pick<SyncDeps, 'mountsOf' | 'paths'>): void {
+/**
+ * Before anything is written to the pool: a disk that is not there must not be taken for an empty volume, and what
+ * a pod uses is not ours.
+ * @throws POOL_MISSING, VOLUME_IN_USE
+ */
+export function checkPlace(d: Pick<SyncDeps, 'mountsOf' | 'poolProblem' | 'paths'>): void {
+  const problem = d.poolProblem();
+  if (problem) throw new SimpleVolumeError('POOL_MISSING', problem);
   const mounts = d.mountsOf(d.paths.live);
   if (mounts.length > 0)
     throw new SimpleVolumeError(
@@ -139,7 +147,7 @@ export async function attempt(d: SyncDeps, a: Attempt): Promise<Reached> {
   try {
     const diverged = checkOffer(held, offer, request, a.full, have);
     if (returning || diverged) {
-      refuseMounted(d);
+      checkPlace(d);
       signal.throwIfAborted();
       if (store.meta(ASIDE) || (await hasEntries(d.paths.live))) {
         const aside = await moveAside({ ...applyDeps(d), live: d.paths.live, now: d.clock.now() });
@@ -243,7 +251,7 @@ async function pull(d: SyncDeps, a: Attempt, offer: Offer, held: Held | null): P
     const aside = store.meta<Aside>(ASIDE);
     const verified = reuse ?? new Verified(manifest.header.count);
     a.keep(offer.manifest.hash, verified);
-    if (reuse) await dropUnverified(plan.wanted(), verified, join(incoming, 'slots'));
+    if (reuse) await dropUnverified(plan, verified, join(incoming, 'slots'));
     const pulled = await fetchContents({
       native,
       puller: d.puller,
@@ -289,7 +297,7 @@ async function pull(d: SyncDeps, a: Attempt, offer: Offer, held: Held | null): P
     };
     await writePlan(applyDeps(d), plan, keepOld);
     await plan.close();
-    refuseMounted(d);
+    checkPlace(d);
     signal.throwIfAborted();
     a.pointOfNoReturn();
     a.state('applying');
@@ -329,8 +337,8 @@ async function requireSpace(d: SyncDeps, bytes: number): Promise<void> {
     );
 }
 
-/** Slots that a failed attempt left half written. */
-async function dropUnverified(wanted: Uint32Array, verified: Verified, slots: string): Promise<void> {
-  for (const ordinal of wanted)
-    if (!verified.has(ordinal)) await rm(join(slots, slotName(ordinal)), { force: true });
+/** Slots of a failed attempt that are not of use: half written, or patches. */
+async function dropUnverified(plan: Plan, verified: Verified, slots: string): Promise<void> {
+  for (const ordinal of plan.wanted())
+    if (!hasSlot(plan, verified, ordinal)) await rm(join(slots, slotName(ordinal)), { force: true });
 }

@@ -20,7 +20,7 @@ function random(seed: number): (n: number) => number {
   };
 }
 
-const SEEDS = process.env.SEEDS ? process.env.SEEDS.split(",").map(Number) : [1, 2, 3, 4, 5, 6];
+const SEEDS = process.env.SEEDS ? process.env.SEEDS.split(',').map(Number) : [1, 2, 3, 4, 5, 6];
 const STEPS = 12;
 
 for (const seed of SEEDS)

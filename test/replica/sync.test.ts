@@ -1,7 +1,9 @@
+import { execFileSync } from 'node:child_process';
 import fs from 'node:fs';
 import path from 'node:path';
 import t from 'tap';
 import { formatGeneration } from '../../lib/core/generation.ts';
+import { native } from '../../lib/native/load.ts';
 import { indexFaults, picture, settled, until, world } from './support.ts';
 
 const put = (root: string, name: string, data: string | Buffer, mode = 0o644): void => {
@@ -326,3 +328,88 @@ t.test('a source with an older state of the same epoch does not take back what i
   t.match(w.replica.status(), { generation: '1-2', conditions: [{ message: /already holds 1-2/ }] });
   t.same(picture(w.live), before);
 });
+
+t.test('a patch of a failed attempt is never used for another version of the file', async (t) => {
+  const w = await world();
+  t.teardown(() => w.close());
+  for (let i = 0; i < 60; i++) put(w.source.root, `z${i}`, '1');
+  put(w.source.root, 'big', Buffer.alloc(2_000_000, 1));
+  await w.source.seal();
+  await w.sync();
+  for (let i = 0; i < 60; i++) put(w.source.root, `z${i}`, `two ${i}`);
+  const patched = Buffer.alloc(2_000_000, 1);
+  patched.write('changed', 1_000_000);
+  fs.writeFileSync(path.join(w.source.root, 'big'), patched);
+  await w.source.seal();
+  // the first pack, with the patch, is verified; the second one fails
+  let packs = 0;
+  w.source.onPack = (data, at) => (at === 0 && ++packs % 2 === 0 ? null : data);
+  w.replica.sync(w.request());
+  await until(() => w.log.lines.some((l) => l.data.failures === 1));
+  const fd = fs.openSync(path.join(w.live, 'big'), 'r+');
+  fs.writeSync(fd, 'somebody was here', 500_000);
+  fs.closeSync(fd);
+  w.source.onPack = null;
+  await until(() => w.replica.status().state === 'idle');
+  t.same(picture(w.live), picture(w.source.root));
+  t.same(await indexFaults(w), []);
+});
+
+t.test('A12: a pool whose disk is gone is not written to', async (t) => {
+  let problem: string | null = 'the pool has lost its marker';
+  const w = await world({ poolProblem: () => problem });
+  t.teardown(() => w.close());
+  put(w.source.root, 'f', '1');
+  await w.source.seal();
+  t.throws(() => w.replica.sync(w.request()), { code: 'POOL_MISSING' });
+  t.notOk(fs.existsSync(w.live));
+  t.notOk(fs.existsSync(w.incoming));
+  problem = null;
+  await until(() => w.replica.status().state === 'idle');
+  t.same(picture(w.live), picture(w.source.root));
+});
+
+t.test(
+  'D18: attributes are kept; where the file system takes none it is told once and not tried for ever',
+  async (t) => {
+    let failing = 0;
+    const w = await world({
+      native: { ...native, apply: async (o) => ({ ...(await native.apply(o)), xattrsFailed: failing }) },
+    });
+    t.teardown(() => w.close());
+    const attributes = (root: string): string =>
+      execFileSync(
+        'python3',
+        [
+          '-c',
+          'import os,sys\nfor p in ("f","d"):\n q=os.path.join(sys.argv[1],p)\n print(p,[(n,os.getxattr(q,n)) for n in sorted(os.listxattr(q))])',
+          root,
+        ],
+        { encoding: 'utf8' },
+      );
+    put(w.source.root, 'f', '1');
+    fs.mkdirSync(path.join(w.source.root, 'd'));
+    for (const name of ['f', 'd'])
+      execFileSync('python3', [
+        '-c',
+        'import os,sys; os.setxattr(sys.argv[1],"user.k",b"v")',
+        path.join(w.source.root, name),
+      ]);
+    await w.source.seal();
+    await w.sync();
+    t.match(attributes(w.live), /user\.k/);
+    t.equal(attributes(w.live), attributes(w.source.root));
+    failing = 2;
+    put(w.source.root, 'f', '2');
+    await w.source.seal();
+    await w.sync();
+    t.match(w.replica.status(), {
+      state: 'idle',
+      generation: '1-2',
+      conditions: [{ type: 'Unsupported', count: 2 }],
+    });
+    const { offers } = w.source.counts;
+    await w.sync();
+    t.equal(w.source.counts.offers, offers, 'the same generation is not pulled again for it');
+  },
+);
