@@ -16,7 +16,7 @@ const bundles = shipped ? here : path.join(root, 'dist');
 
 const OLDEST_NODE = [24, 15];
 /** Roles that run for months beside workloads: MiB of heap, see the memory figures in the documentation. */
-const HEAP_MIB = { agent: 48, 'csi-node': 32, controller: 64 };
+const HEAP_MIB = { agent: 128, 'csi-node': 32, controller: 64 };
 
 function isOld() {
   const [major, minor] = process.versions.node.split('.').map(Number);
