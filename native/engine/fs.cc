@@ -23,6 +23,7 @@ namespace sv {
 namespace {
 
 constexpr std::int64_t kNanos = 1'000'000'000;
+constexpr std::uint32_t kXfsMagic = 0x58465342;  // "XFSB"; not in the linux/magic.h of older kernels
 
 Stat fromStatx(const struct statx& x) {
   Stat s;
@@ -339,9 +340,8 @@ std::uint64_t copyRange(int in, int out, std::uint64_t offset, std::uint64_t len
       }
       if (n < 0 && errno == EINTR) continue;
       // Zero before the end: some kernels and file systems stop without a word (golang/go#44272), so reading decides.
-      const bool next = n == 0 || errno == ENOSYS || errno == EOPNOTSUPP || errno == EINVAL || errno == EBADF ||
-                        errno == EXDEV || errno == ETXTBSY || errno == EPERM;
-      if (!next) throwErrno("copy_file_range");
+      // After an error too, were it EIO: reading and writing tell which of the two files has it. A full disk is one.
+      if (n < 0 && (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) throwErrno("copy_file_range");
       useKernel = false;
       buffer.resize(1 << 20);
     }
@@ -354,13 +354,16 @@ std::uint64_t copyRange(int in, int out, std::uint64_t offset, std::uint64_t len
   return done;
 }
 
+bool tellsHoles(int fd) {
+  struct statfs fs {};
+  if (systemCalls().statfs(fd, &fs) != 0) return false;
+  const auto type = static_cast<std::uint32_t>(fs.f_type);
+  return type == EXT4_SUPER_MAGIC || type == kXfsMagic || type == BTRFS_SUPER_MAGIC || type == TMPFS_MAGIC;
+}
+
 std::pair<std::uint64_t, std::uint64_t> nextData(int fd, std::uint64_t offset, std::uint64_t size) {
   if (offset >= size) return {size, size};
-  // Only where holes are told right: ZFS has called dirty data a hole (openzfs/zfs#15526), others are unknown.
-  struct statfs fs {};
-  if (systemCalls().statfs(fd, &fs) != 0) return {offset, size};
-  const auto type = static_cast<std::uint32_t>(fs.f_type);
-  if (type != EXT4_SUPER_MAGIC && type != 0x58465342 && type != BTRFS_SUPER_MAGIC && type != TMPFS_MAGIC) return {offset, size};
+  if (!tellsHoles(fd)) return {offset, size};
   const off64_t begin = systemCalls().seek(fd, static_cast<off64_t>(offset), SEEK_DATA);
   if (begin < 0) return errno == ENXIO ? std::pair{size, size} : std::pair{offset, size};
   if (static_cast<std::uint64_t>(begin) >= size) return {size, size};
@@ -437,13 +440,25 @@ struct CloseDir {
   void operator()(DIR* directory) const { closedir(directory); }
 };
 
-// Removes what `fd` (a readable directory) holds. Explicit stack: depth is the user's, not the C stack's.
+// Takes away the name `name` in `directory` if it is no directory: 0 done, EISDIR for a directory, or what went wrong.
+int removeName(int directory, const char* name) {
+  if (unlinkat(directory, name, 0) == 0) return 0;
+  if (errno != EPERM) return errno;
+  // Either a directory (POSIX allows EPERM for it) or a file that must not be removed (immutable).
+  return statAt(directory, name).kind == Kind::kDirectory ? EISDIR : EPERM;
+}
+
+// Removes what `top` (a readable directory) holds. At most kOpenLevels directories are open: one that lies deeper is
+// moved up into `top` first, so neither the C stack nor the number of descriptors bounds the depth.
 std::uint64_t emptyDirectory(Fd top, std::string_view shown) {
+  constexpr std::size_t kOpenLevels = 64;
   struct Level {
     std::unique_ptr<DIR, CloseDir> directory;
     std::string name;  // in the level above
   };
   std::uint64_t removed = 0;
+  std::uint64_t moves = 0;
+  bool moved = false;  // into `top` since it was read from its start
   std::vector<Level> levels;
   const auto push = [&](Fd fd, std::string name) {
     DIR* directory = fdopendir(fd.get());
@@ -458,6 +473,11 @@ std::uint64_t emptyDirectory(Fd top, std::string_view shown) {
     const dirent* entry = readdir(directory);
     if (entry == nullptr) {
       if (errno != 0) throwErrno("readdir", shown);
+      if (levels.size() == 1 && moved) {
+        moved = false;
+        rewinddir(directory);
+        continue;
+      }
       const std::string name = std::move(levels.back().name);
       levels.pop_back();
       if (!levels.empty()) {
@@ -469,15 +489,24 @@ std::uint64_t emptyDirectory(Fd top, std::string_view shown) {
     }
     const std::string name = entry->d_name;
     if (name == "." || name == "..") continue;
-    if (unlinkat(dirfd(directory), name.c_str(), 0) == 0) {
-      ++removed;
+    const int err = removeName(dirfd(directory), name.c_str());
+    if (err == 0) ++removed;
+    if (err == 0 || err == ENOENT) continue;
+    if (err != EISDIR) throw errnoError(err, "unlinkat", shown);
+    if (levels.size() >= kOpenLevels) {
+      const int above = dirfd(levels.front().directory.get());
+      const std::string place = ".simple-volume-removed-" + std::to_string(++moves);
+      if (renameat2(dirfd(directory), name.c_str(), above, place.c_str(), RENAME_NOREPLACE) == 0)
+        moved = true;
+      else if (errno == EEXIST)
+        rewinddir(directory);  // the name is taken: see this directory again, with the next number
+      else if (errno != ENOENT)
+        throwErrno("renameat2", shown);
       continue;
     }
-    if (errno == ENOENT) continue;
-    if (errno != EISDIR && errno != EPERM) throwErrno("unlinkat", shown);
-    Fd below = tryOpenBeneath(dirfd(directory), name, O_RDONLY | O_DIRECTORY);
+    // What is mounted here belongs to somebody else: EXDEV.
+    Fd below = tryOpenBeneath(dirfd(directory), name, O_RDONLY | O_DIRECTORY, 0, true);
     if (!below.valid()) throwErrno("openat2", shown);
-    if (levels.size() >= 4096) throw errnoError(ELOOP, "removeTree", shown);
     push(std::move(below), name);
   }
   return removed;
@@ -492,10 +521,11 @@ std::uint64_t removeTree(int root, std::string_view path) {
     if (errno == ENOENT || errno == ENOTDIR) return 0;
     throwErrno("openat2", path);
   }
-  if (unlinkat(parent.get(), name.c_str(), 0) == 0) return 1;
-  if (errno == ENOENT) return 0;
-  if (errno != EISDIR && errno != EPERM) throwErrno("unlinkat", path);
-  Fd directory = openBeneath(parent.get(), name, O_RDONLY | O_DIRECTORY);
+  const int err = removeName(parent.get(), name.c_str());
+  if (err == 0) return 1;
+  if (err == ENOENT) return 0;
+  if (err != EISDIR) throw errnoError(err, "unlinkat", path);
+  Fd directory = openBeneath(parent.get(), name, O_RDONLY | O_DIRECTORY, 0, true);
   const std::uint64_t below = emptyDirectory(std::move(directory), path);
   if (unlinkat(parent.get(), name.c_str(), AT_REMOVEDIR) != 0 && errno != ENOENT) throwErrno("rmdir", path);
   return below + 1;
@@ -517,7 +547,7 @@ Probe probe(std::string_view directory) {
   if (fstatfs(fd.get(), &s) != 0) throwErrno("fstatfs", directory);
   switch (static_cast<std::uint32_t>(s.f_type)) {
     case EXT4_SUPER_MAGIC: out.type = "ext4"; break;
-    case 0x58465342: out.type = "xfs"; break;
+    case kXfsMagic: out.type = "xfs"; break;
     case BTRFS_SUPER_MAGIC: out.type = "btrfs"; break;
     case TMPFS_MAGIC: out.type = "tmpfs"; break;
     case OVERLAYFS_SUPER_MAGIC: out.type = "overlayfs"; break;
@@ -532,8 +562,9 @@ Probe probe(std::string_view directory) {
   const Fd a(openat(fd.get(), ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
   const Fd b(openat(fd.get(), ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
   if (a.valid() && b.valid()) {
+    // Something to clone; a full disk does not change what the file system can do.
     const std::array<char, 4096> block{};
-    pwriteFull(a.get(), block.data(), block.size(), 0);
+    (void)!pwrite(a.get(), block.data(), block.size(), 0);
     out.reflink = cloneFile(a.get(), b.get());
     out.xattrs = fsetxattr(a.get(), "user.simple-volume-probe", "1", 1, 0) == 0;
   }

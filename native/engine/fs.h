@@ -121,8 +121,12 @@ SystemCalls& systemCalls();
 // that does not work or stops early without a reason. Short only at the end of `in`. Returns the bytes copied.
 std::uint64_t copyRange(int in, int out, std::uint64_t offset, std::uint64_t length);
 
+// Whether the file system is one whose holes are true. ZFS has called data that was not yet written a hole
+// (openzfs/zfs#15526); what is unknown is not believed either.
+bool tellsHoles(int fd);
+
 // The next stretch of data at or after `offset` and before `size`: {begin, end}; begin == size when there is none.
-// File systems that don't know are taken as all data.
+// All data where tellsHoles() is false.
 std::pair<std::uint64_t, std::uint64_t> nextData(int fd, std::uint64_t offset, std::uint64_t size);
 
 // Whole-file clone; false where the file system cannot.
@@ -155,7 +159,8 @@ void syncFs(std::string_view path);
 // fdatasync of a file or fsync of a directory; a missing file is no error.
 void syncFile(std::string_view path);
 
-// Removes what is at `path` beneath `root` and everything below it, following nothing. Returns how many entries.
+// Removes what is at `path` beneath `root` and everything below it, following nothing, at any depth. Returns how many
+// entries. A file that must not be removed (EPERM) or something mounted in there (EXDEV, EBUSY) ends it with an error.
 std::uint64_t removeTree(int root, std::string_view path);
 
 // Makes the directories above `path` beneath `root` where they are missing (mode 0700).

@@ -104,9 +104,9 @@ class Stager {
           writer.u64(run.length);
         }
       }
-    } catch (const SlotError& fault) {
+    } catch (...) {
       for (const std::uint64_t slot : made_) (void)unlinkat(slots_.get(), slotName(slot).c_str(), 0);
-      throw fault.error;
+      throw;
     }
     return out;
   }
@@ -118,7 +118,7 @@ class Stager {
       for (unsigned attempt = 0;; ++attempt) {
         result = Result();
         if (once(path, slot, patch, base, result) == Attempt::kStable) return result;
-        dropSlot(slot, result);
+        dropSlot(slot);
         if (attempt >= options_.retries) break;
         static constexpr int kBackOffMs[] = {20, 80, 200};
         std::this_thread::sleep_for(std::chrono::milliseconds(kBackOffMs[std::min(attempt, 2U)]));
@@ -130,19 +130,19 @@ class Stager {
       result.record.hash.clear();
       result.record.flags = 0;
     } catch (const Error& error) {
-      dropSlot(slot, result);
+      dropSlot(slot);
       result = Result();
       result.err = error.err != 0 ? error.err : EIO;
-      const bool gone = error.err == ENOENT || error.err == ENOTDIR || error.err == ELOOP;
+      const bool gone =
+          error.err == ENOENT || error.err == ENOTDIR || error.err == ELOOP || error.err == ENAMETOOLONG;
       result.status = gone ? kGone : kFailed;
     }
     return result;
   }
 
-  void dropSlot(std::uint64_t slot, const Result&) {
-    if (options_.hashOnly) return;
-    (void)unlinkat(slots_.get(), slotName(slot).c_str(), 0);
-    std::erase(made_, slot);
+  // Only what this call made: a slot that was there before belongs to somebody.
+  void dropSlot(std::uint64_t slot) {
+    if (std::erase(made_, slot) > 0) (void)unlinkat(slots_.get(), slotName(slot).c_str(), 0);
   }
 
   Fd makeSlot(std::uint64_t slot) {
@@ -156,18 +156,19 @@ class Stager {
 
   Attempt once(std::string_view path, std::uint64_t slot, bool patch, const std::optional<RecordView>& base,
                Result& result) {
-    const Stat before = statBeneath(root_.get(), path);
-    if (!before.present()) throw errnoError(ENOENT, "statx", path);
-    if (before.kind != Kind::kFile) {
-      before.describe(result.record);
+    // First a descriptor that opens nothing (a FIFO would block, a device may act), then the very same file through it.
+    const Fd place = openBeneath(root_.get(), path, O_PATH | O_NOFOLLOW);
+    const Stat found = statFd(place.get());
+    if (found.kind != Kind::kFile) {
+      found.describe(result.record);
       result.status = kNotFile;
       return Attempt::kStable;
     }
-    waitForTick(before);
-    // The type is known: never a FIFO or a device. O_NONBLOCK in case it is swapped for one right now.
-    const Fd in = openBeneath(root_.get(), path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
-    const Stat opened = statFd(in.get());
-    if (opened.kind != Kind::kFile || opened.ino != before.ino || opened.dev != before.dev) return Attempt::kChanged;
+    const std::string link = "/proc/self/fd/" + std::to_string(place.get());
+    const Fd in(open(link.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+    // Without /proc: that must not look like a file that is gone.
+    if (!in.valid()) throw errnoError(errno == ENOENT ? ENOSYS : errno, "open", path);
+    const Stat opened = settled(in.get(), found);
     if (opened.size > (1ULL << 53)) throw errnoError(EFBIG, "statx", path);
 
     const bool large = opened.size >= kLargeBytes;
@@ -176,14 +177,15 @@ class Stager {
     Stat after;
     std::uint64_t size = opened.size;  // as staged
     if (options_.hashOnly) {
-      if (!hashContent(in.get(), opened, result, after, size)) return Attempt::kChanged;
+      if (!hashContent(in.get(), opened, result, after)) return Attempt::kChanged;
       if (baseChunks && large) diffChunks(base->chunks(), base->size(), result.record.chunks, size, result.runs);
     } else if (patch && large && baseChunks && base_.valid()) {
       const Patched patched = patchContent(in.get(), path, opened, *base, slot, result, after, size);
       if (patched == Patched::kChanged) return Attempt::kChanged;
       if (patched == Patched::kNotWorth) {
-        dropSlot(slot, result);
+        dropSlot(slot);
         result = Result();
+        size = opened.size;
         if (!copyContent(in.get(), opened, slot, result, after, size)) return Attempt::kChanged;
       }
     } else {
@@ -204,17 +206,29 @@ class Stager {
     // Equal content needs no slot: the base has it.
     if (!options_.hashOnly && haveBase && base_.valid() && result.slotKind == kWhole && base->size() == size &&
         base->hash() == result.record.hash) {
-      dropSlot(slot, result);
+      dropSlot(slot);
       result.slotKind = kNone;
     }
     return Attempt::kStable;
   }
 
-  // A write within the same timer tick as the one that we see leaves no trace in the times (before Linux 6.13).
-  static void waitForTick(const Stat& stat) {
+  // The state of the file from which the reading starts. A write within the same timer tick as the last one leaves no
+  // trace in the times (before Linux 6.13), so a file that was written just now is given a moment; one that is written
+  // again in that moment gets times that equal no later look, and is read twice.
+  static Stat settled(int in, Stat stat) {
     const std::int64_t age = realtimeNs() - stat.ctimeNs;
-    if (age >= 0 && age < kTickNs) std::this_thread::sleep_for(std::chrono::nanoseconds(kTickNs - age));
+    if (age >= kTickNs || age < -kTickNs) return stat;
+    std::this_thread::sleep_for(std::chrono::nanoseconds(kTickNs - std::max<std::int64_t>(age, 0)));
+    const Stat now = statFd(in);
+    const bool young = realtimeNs() - now.ctimeNs < kTickNs;
+    stat = now;
+    if (young) distrust(stat);
+    return stat;
   }
+
+  // The file went on changing: its times may already belong to a later state, even to one within the same timer
+  // tick, so what is recorded must not look like the file of now.
+  static void distrust(Stat& at) { --at.ctimeNs; }
 
   char* buffer() {
     if (buffer_.empty()) buffer_.resize(kStep);
@@ -228,10 +242,6 @@ class Stager {
   // Whether what was read up to `size` is what the file was at one moment. `opened` is from before the reading.
   // Untouched since: yes. Else `at` becomes the state now, with all of it read (size == now), and `reread` tells
   // whether a second reading finds the same bytes: then they all stood there between the two readings.
-  // The file went on changing: its times may already belong to a later state, even to one within the same timer
-  // tick, so what is recorded must not look like the file of now.
-  static void distrust(Stat& at) { --at.ctimeNs; }
-
   template <typename Tail, typename Reread>
   bool settle(int in, const Stat& opened, Stat& at, std::uint64_t& size, Tail tail, Reread reread) {
     at = statFd(in);
@@ -249,8 +259,10 @@ class Stager {
     return true;
   }
 
-  bool hashContent(int in, const Stat& opened, Result& result, Stat& after, std::uint64_t& size) {
-    // With changes going on the tail can't be appended to a finished hash, so only a still file is taken here.
+  bool hashContent(int in, const Stat& opened, Result& result, Stat& after) {
+    const std::uint64_t size = opened.size;
+    // Only a still file is taken: live consistency serves the file itself, and what it was while it changed can't be
+    // served any more.
     ContentHasher hasher(size);
     CacheWindow window(in, false);
     for (std::uint64_t at = 0; at < size;) {
@@ -269,20 +281,7 @@ class Stager {
     result.record.hash = hasher.finish();
     result.record.chunks = hasher.chunks();
     after = statFd(in);
-    if (after.sameAs(opened)) return true;
-    if (after.size < size) return false;
-    // Second reading: the same bytes stood there at one moment in between.
-    ContentHasher again(size);
-    for (std::uint64_t at = 0; at < size;) {
-      const std::size_t want = static_cast<std::size_t>(std::min(kStep, size - at));
-      const std::size_t n = preadFull(in, buffer(), want, at);
-      if (n < want) return false;
-      result.read += n;
-      again.add({buffer(), n});
-      at += n;
-    }
-    // Live consistency serves the file itself, so a prefix of a growing file is no state that could be served.
-    return after.size == size && again.finish() == result.record.hash && statFd(in).sameAs(after);
+    return after.sameAs(opened);
   }
 
   bool copyContent(int in, const Stat& opened, std::uint64_t slot, Result& result, Stat& after, std::uint64_t& size) {
@@ -323,6 +322,7 @@ class Stager {
       result.record.chunks = hasher.chunks();
       return true;
     }
+    const bool holes = tellsHoles(in);
     const auto copy = [&](std::uint64_t from, std::uint64_t to) {
       CacheWindow readWindow(in, false);
       CacheWindow writeWindow(out.get(), true);
@@ -331,7 +331,7 @@ class Stager {
         const auto [begin, end] = nextData(in, at, to);
         for (at = begin; at < end;) {
           const std::uint64_t want = std::min(windowed ? kStep * 4 : std::numeric_limits<std::uint64_t>::max(), end - at);
-          const std::uint64_t n = copyTo(in, out.get(), at, want);
+          const std::uint64_t n = holes ? copyTo(in, out.get(), at, want) : copyBlocks(in, out.get(), at, want);
           if (n == 0) return false;
           result.read += n;
           result.written += n;
@@ -355,7 +355,8 @@ class Stager {
         if (begin >= length) break;
         at = begin;
         const std::size_t want = static_cast<std::size_t>(std::min(kStep, end - at));
-        if (preadFull(in, buffer(), want, at) < want || preadFull(out.get(), second(), want, at) < want) return false;
+        if (preadFull(in, buffer(), want, at) < want) return false;
+        if (onSlots([&] { return preadFull(out.get(), second(), want, at); }) < want) return false;
         result.read += want;
         if (std::memcmp(buffer(), second(), want) != 0) return false;
         at += want;
@@ -366,16 +367,40 @@ class Stager {
     return hashSlot(out.get(), size, result);
   }
 
-  // Reading errors are the source's, writing errors the slots'; copyRange can't tell them apart, so a failure is
-  // followed by one read of the source that can.
+  // Reading errors are the source's, all others the slots'.
   std::uint64_t copyTo(int in, int out, std::uint64_t offset, std::uint64_t length) {
     try {
       return copyRange(in, out, offset, length);
     } catch (const Error& error) {
-      char byte;
-      (void)preadFull(in, &byte, 1, offset);
-      if (error.err == EIO && error.syscall == "pread") throw;
+      if (error.syscall == "pread") throw;
       throw SlotError{error};
+    }
+  }
+
+  // Copies without the blocks that are zero, for file systems whose holes can't be asked for: `out` has none there yet.
+  std::uint64_t copyBlocks(int in, int out, std::uint64_t offset, std::uint64_t length) {
+    const std::size_t want = static_cast<std::size_t>(std::min<std::uint64_t>(kStep, length));
+    const std::size_t n = preadFull(in, buffer(), want, offset);
+    onSlots([&] {
+      writeBlocks(out, {buffer(), n}, offset);
+      return 0;
+    });
+    return n;
+  }
+
+  // Blocks that are not zero, neighbours by one call.
+  static void writeBlocks(int out, std::string_view data, std::uint64_t offset) {
+    for (std::size_t at = 0; at < data.size();) {
+      const auto zero = [&](std::size_t from) { return allZero(data.data() + from, std::min<std::size_t>(kBlock, data.size() - from)); };
+      if (zero(at)) {
+        at += kBlock;
+        continue;
+      }
+      std::size_t end = at + kBlock;
+      while (end < data.size() && !zero(end)) end += kBlock;
+      end = std::min(end, data.size());
+      pwriteFull(out, data.data() + at, end - at, offset + at);
+      at = end;
     }
   }
 
@@ -386,10 +411,7 @@ class Stager {
         return 0;
       }
       if (ftruncate(out, static_cast<off_t>(data.size())) != 0) throwErrno("ftruncate");
-      for (std::size_t at = 0; at < data.size(); at += kBlock) {
-        const std::size_t n = std::min<std::size_t>(kBlock, data.size() - at);
-        if (!allZero(data.data() + at, n)) pwriteFull(out, data.data() + at, n, at);
-      }
+      writeBlocks(out, data, 0);
       return 0;
     });
   }
@@ -407,6 +429,7 @@ class Stager {
           if (n < want) throw errnoError(EIO, "pread");
           hasher.add({buffer(), n});
           at += n;
+          if (size > kWindowBytes) window.advance(at);
         }
       }
       if (size > kWindowBytes) window.end(size);
@@ -476,38 +499,37 @@ class Stager {
       return true;
     };
     if (!compare(0, size)) return Patched::kChanged;
-    if (changed > limit) return Patched::kNotWorth;
-    const auto write = [&] {
-      const Fd out = makeSlot(slot);
-      result.slotKind = kPatch;
-      return writePatch(in, out.get(), size, result);
-    };
-    // `after` is a moment at which all was read; the patch is written from a second reading, and a third comparison
-    // tells whether the file still was base + patch then. A still file needs neither.
-    after = statFd(in);
-    if (!after.sameAs(opened)) {
-      for (int i = 0; after.size > size; ++i) {
-        if (i >= 16) return Patched::kChanged;
+    // `after` is a moment at which all of the file had been compared. The patch is written from a second reading. A
+    // file that was touched meanwhile is taken if, at one moment, it has the size that was compared and a third reading
+    // finds base + patch.
+    bool still = false;
+    for (int i = 0;; ++i) {
+      if (changed > limit) return Patched::kNotWorth;
+      after = statFd(in);
+      if (after.size < size || i >= 16) return Patched::kChanged;
+      if (after.size > size) {
         const std::uint64_t from = size;
         size = after.size;
         if (!compare(from, size)) return Patched::kChanged;
-        after = statFd(in);
+        continue;
       }
-      if (after.size < size) return Patched::kChanged;
+      if (result.runs.empty() && size == oldStat.size) {
+        if (!after.sameAs(opened)) return Patched::kChanged;
+        result.record.hash = base.hash();
+        result.record.chunks = base.chunks();
+        return Patched::kDone;
+      }
+      dropSlot(slot);
+      const Fd out = makeSlot(slot);
+      result.slotKind = kPatch;
+      if (!writePatch(in, out.get(), size, result)) return Patched::kChanged;
+      after = statFd(in);
+      if (after.size > size) continue;  // a log that grows: once more with what came
+      still = after.sameAs(opened);
+      break;
     }
-    if (result.runs.empty() && size == oldStat.size) {
-      if (!after.sameAs(opened)) return Patched::kChanged;
-      result.record.hash = base.hash();
-      result.record.chunks = base.chunks();
-      return Patched::kDone;
-    }
-    if (!write()) return Patched::kChanged;
-    const Stat now = statFd(in);
-    if (!now.sameAs(opened)) {
-      // Touched meanwhile. Now, with exactly `size` bytes, all of it has been read; if it reads the same once more, it
-      // was base + patch at this moment.
-      if (now.size != size || !samePatched(in, old.get(), oldStat.size, slot, size, result)) return Patched::kChanged;
-      after = now;
+    if (!still) {
+      if (after.size != size || !samePatched(in, old.get(), oldStat.size, slot, size, result)) return Patched::kChanged;
       distrust(after);
     }
     return patchedChunks(old.get(), oldStat.size, base, slot, size, result) ? Patched::kDone : Patched::kChanged;
@@ -705,15 +727,19 @@ std::string stage(const StageOptions& options, std::string_view items) {
 
 std::string hashFile(std::string_view path) {
   const std::string name(path);
-  const Fd fd(open(name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+  const Fd fd(open(name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   if (!fd.valid()) throwErrno("open", path);
+  const Stat stat = statFd(fd.get());
+  if (stat.kind != Kind::kFile) throw errnoError(stat.kind == Kind::kDirectory ? EISDIR : EINVAL, "read", path);
   Blake3 hasher;
   std::vector<char> buffer(kStep);
+  CacheWindow window(fd.get(), false);
   for (std::uint64_t at = 0;;) {
     const std::size_t n = preadFull(fd.get(), buffer.data(), buffer.size(), at);
     if (n == 0) break;
     hasher.add({buffer.data(), n});
     at += n;
+    if (stat.size > kWindowBytes) window.advance(at);
   }
   return hasher.finish();
 }
