@@ -1,5 +1,9 @@
 #include "engine/fs.h"
 
+#include <linux/fs.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/xattr.h>
 
 #include "test/support.h"
@@ -128,6 +132,43 @@ TEST_F(CopyRange, D11_ShortCopiesAreContinuedAndRefusalsReadInstead) {
   EXPECT_EQ(codeOf([&] { (void)copy(s, data.size()); }), "ENOSPC");
 }
 
+// The kernel's copy says EIO for either side; reading and writing say whose it is.
+TEST_F(CopyRange, D11_AnErrorIsToldByTheSideThatHasIt) {
+  const Scratch s;
+  const std::string data = test::noise(3'000'000, 3);
+  s.write("in", data);
+  systemCalls().copyFileRange = [](int in, off64_t* i, int out, off64_t* o, std::size_t, unsigned f) -> ssize_t {
+    if (*i < 1'000'000) return copy_file_range(in, i, out, o, 1'000'000, f);
+    errno = EIO;
+    return -1;
+  };
+  EXPECT_EQ(copy(s, data.size()), data.size());
+  EXPECT_EQ(s.read("out"), data);
+  systemCalls().pread = [](int, void*, std::size_t, off64_t) -> ssize_t {
+    errno = EIO;
+    return -1;
+  };
+  try {
+    (void)copy(s, data.size());
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code, "EIO");
+    EXPECT_EQ(error.syscall, "pread");
+  }
+}
+
+TEST_F(CopyRange, D11_OfAFileThatIsCutMeanwhileIsShort) {
+  const Scratch s;
+  s.write("in", test::noise(3'000'000, 4));
+  static std::string path;
+  path = s.at("in");
+  systemCalls().copyFileRange = [](int in, off64_t* i, int out, off64_t* o, std::size_t, unsigned f) -> ssize_t {
+    if (*i > 0 && truncate(path.c_str(), 1'500'000) != 0) abort();
+    return copy_file_range(in, i, out, o, 1'000'000, f);
+  };
+  EXPECT_EQ(copy(s, 3'000'000), 1'500'000U);
+}
+
 TEST_F(CopyRange, TheEndOfTheSourceEndsTheCopy) {
   const Scratch s;
   s.write("in", "0123456789");
@@ -162,6 +203,96 @@ TEST(RemoveTree, RemovesEverythingBelowAndNothingBehindALink) {
   EXPECT_EQ(removeTree(root.get(), "a"), 0U);
   EXPECT_EQ(removeTree(root.get(), "a/b"), 0U);
   EXPECT_EQ(codeOf([&] { (void)removeTree(root.get(), ""); }), "EINVAL");
+}
+
+TEST(RemoveTree, GoesDeeperThanThereAreDescriptors) {
+  const Scratch s;
+  constexpr int kDepth = 700;
+  {
+    Fd at(open(s.dir("root/a").c_str(), O_RDONLY | O_DIRECTORY));
+    for (int i = 0; i < kDepth; ++i) {
+      ASSERT_EQ(mkdirat(at.get(), "d", 0755), 0);
+      const Fd file(openat(at.get(), "f", O_WRONLY | O_CREAT, 0644));
+      at = Fd(openat(at.get(), "d", O_RDONLY | O_DIRECTORY));
+      ASSERT_TRUE(at.valid());
+    }
+  }
+  // A name as it is made for what is moved up must not be in the way.
+  s.dir("root/a/.simple-volume-removed-1/x");
+  rlimit old{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &old), 0);
+  const rlimit few{150, old.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  const Fd root = openRoot(s.at("root"));
+  std::uint64_t removed = 0;
+  EXPECT_EQ(codeOf([&] { removed = removeTree(root.get(), "a"); }), "");
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &old), 0);
+  EXPECT_EQ(removed, 1U + 2 * kDepth + 2);
+  EXPECT_FALSE(s.has("root/a"));
+}
+
+TEST(RemoveTree, AnImmutableFileIsReportedAsWhatItIs) {
+  const Scratch s;
+  const Fd file(open(s.write("root/a/f", "x").c_str(), O_RDONLY));
+  int flags = FS_IMMUTABLE_FL;
+  if (ioctl(file.get(), FS_IOC_SETFLAGS, &flags) != 0) GTEST_SKIP() << "needs root and a file system with file flags";
+  const Fd root = openRoot(s.at("root"));
+  EXPECT_EQ(codeOf([&] { (void)removeTree(root.get(), "a"); }), "EPERM");
+  EXPECT_EQ(codeOf([&] { (void)removeTree(root.get(), "a/f"); }), "EPERM");
+  flags = 0;
+  ASSERT_EQ(ioctl(file.get(), FS_IOC_SETFLAGS, &flags), 0);
+  EXPECT_EQ(removeTree(root.get(), "a"), 2U);
+}
+
+TEST(RemoveTree, WhatIsMountedInsideIsNotEmptied) {
+  const Scratch s;
+  s.dir("root/a/b/mounted");
+  if (mount("none", s.at("root/a/b/mounted").c_str(), "tmpfs", 0, "size=64k") != 0) GTEST_SKIP() << "needs root to mount";
+  s.write("root/a/b/mounted/keep", "x");
+  const Fd root = openRoot(s.at("root"));
+  EXPECT_EQ(codeOf([&] { (void)removeTree(root.get(), "a"); }), "EXDEV");
+  EXPECT_TRUE(s.has("root/a/b/mounted/keep"));
+  ASSERT_EQ(umount(s.at("root/a/b/mounted").c_str()), 0);
+}
+
+TEST(Meta, F6_OfALinkIsItsOwnAndNotThatOfItsTarget) {
+  if (!test::isRoot()) GTEST_SKIP() << "needs root to change owners";
+  const Scratch s;
+  s.write("key", "secret");
+  ASSERT_EQ(chmod(s.at("key").c_str(), 0600), 0);
+  ASSERT_EQ(symlink("key", s.at("link").c_str()), 0);
+  const Fd root = openRoot(s.path());
+  const Stat before = statBeneath(root.get(), "key");
+  Record r;
+  r.kind = Kind::kSymlink;
+  r.mode = 0777;
+  r.uid = 12345;
+  r.gid = 12345;
+  r.mtimeNs = 1'000'000'007;
+  const std::string bytes = test::packed(r);
+  setLinkMeta(root.get(), "link", RecordView::parse(bytes));
+  const Stat link = statBeneath(root.get(), "link");
+  EXPECT_EQ(link.uid, 12345U);
+  EXPECT_EQ(link.mtimeNs, 1'000'000'007);
+  const Stat key = statBeneath(root.get(), "key");
+  EXPECT_TRUE(key.sameAs(before));
+  EXPECT_EQ(key.mode, 0600);
+  EXPECT_EQ(key.uid, before.uid);
+}
+
+TEST(MakeParents, MakesWhatIsMissingAndNothingBehindALink) {
+  const Scratch s;
+  s.dir("outside");
+  s.dir("root");
+  ASSERT_EQ(symlink("../outside", s.at("root/link").c_str()), 0);
+  const Fd root = openRoot(s.at("root"));
+  makeParents(root.get(), "a/b/c/file");
+  makeParents(root.get(), "a/b/c/other");
+  makeParents(root.get(), "file");
+  EXPECT_EQ(statBeneath(root.get(), "a/b/c").mode, 0700);
+  EXPECT_FALSE(s.has("root/a/b/c/file"));
+  EXPECT_NE(codeOf([&] { makeParents(root.get(), "link/b/file"); }), "");
+  EXPECT_FALSE(s.has("outside/b"));
 }
 
 TEST(Helpers, SlotNamesProbeClocksAndSync) {

@@ -70,6 +70,18 @@ TEST(ContentHasher, HolesCountAsZeros) {
   EXPECT_EQ(small.finish(), blake3(std::string(100, '\0')));
 }
 
+TEST(ContentHasher, AHoleOfManyGigabytesCostsNearlyNothing) {
+  const std::uint64_t size = 64ULL << 30;
+  ContentHasher hasher(size);
+  const std::int64_t started = realtimeNs();
+  hasher.addZeros(size);
+  const std::string hash = hasher.finish();
+  EXPECT_LT(realtimeNs() - started, 10'000'000'000);
+  EXPECT_EQ(hasher.chunks().size(), chunkCount(size) * kChunkHashBytes);
+  EXPECT_EQ(hash, rootOfChunks(hasher.chunks()));
+  EXPECT_EQ(hasher.chunks().substr(0, kChunkHashBytes), hashChunk(std::string(kChunkBytes, '\0')));
+}
+
 TEST(ContentHasher, AnotherLengthThanAnnouncedIsAnError) {
   ContentHasher hasher(10);
   hasher.add("123");
@@ -81,6 +93,10 @@ TEST(HashFile, StreamsAWholeFile) {
   const std::string data = test::noise(2'500'000, 3);
   EXPECT_EQ(hashFile(s.write("f", data)), blake3(data));
   EXPECT_EQ(test::codeOf([&] { (void)hashFile(s.at("none")); }), "ENOENT");
+  EXPECT_EQ(test::codeOf([&] { (void)hashFile(s.dir("dir")); }), "EISDIR");
+  // Nobody writes to it: a blocking open would never end.
+  ASSERT_EQ(mkfifo(s.at("fifo").c_str(), 0600), 0);
+  EXPECT_EQ(test::codeOf([&] { (void)hashFile(s.at("fifo")); }), "EINVAL");
 }
 
 }  // namespace
