@@ -709,8 +709,13 @@ TEST(ApplyCrash, RedoAfterACrashAnywhereGivesTheSameTree) {
   }
   ASSERT_NE(expected.find("dir-to-file kind 1"), std::string::npos);
   std::size_t crashes = 0;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  constexpr int kAtMost = 2;  // a process a crash; the sanitizers make them slow, and look at the same code each time
+#else
+  constexpr int kAtMost = 100;
+#endif
   for (const char* point : kPoints) {
-    for (int n = 1;; ++n) {
+    for (int n = 1; n <= kAtMost; ++n) {
       const std::string at = std::string(point) + ":" + std::to_string(n);
       SCOPED_TRACE(at);
       const Scratch s;
@@ -730,7 +735,7 @@ TEST(ApplyCrash, RedoAfterACrashAnywhereGivesTheSameTree) {
       ASSERT_EQ(outcome(s), expected);
     }
   }
-  EXPECT_GT(crashes, 50U);
+  EXPECT_GT(crashes, kAtMost > 2 ? 50U : 15U);
 }
 
 }  // namespace

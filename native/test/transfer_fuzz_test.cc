@@ -3,6 +3,7 @@
 // hash that its record says, and nothing outside the folders that were given is touched.
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <random>
 #include <set>
@@ -65,15 +66,27 @@ class Mutator {
 const std::set<std::string> kCodes{"FORMAT_INVALID", "OPS_INVALID", "ENOSPC", "EEXIST",  "ENOENT", "ENOTDIR", "EISDIR",       "EINVAL",
                                    "ELOOP",          "EXDEV",       "EFBIG",  "EBUSY",   "EPERM",  "ENOTEMPTY", "ENAMETOOLONG", "CONTENT_CHANGED"};
 
+// In memory where there is room: thousands of small trees are made and removed.
+std::string scratchFolder() {
+  char inMemory[] = "/dev/shm/sv-fuzz-XXXXXX";
+  if (const char* made = mkdtemp(inMemory)) return made;
+  char onDisk[] = "/tmp/sv-fuzz-XXXXXX";
+  const char* made = mkdtemp(onDisk);
+  return made != nullptr ? made : "/tmp";
+}
+
 class TransferFuzz : public ::testing::Test {
  protected:
-  TransferFuzz() {
+  TransferFuzz() : s(scratchFolder()) {
     s.write("outside/f", "theirs");
     s.dir("slots");
     s.dir("base");
     outside = snapshot(s.at("outside"));
   }
-  ~TransferFuzz() override { EXPECT_EQ(snapshot(s.at("outside")), outside); }
+  ~TransferFuzz() override {
+    EXPECT_EQ(snapshot(s.at("outside")), outside);
+    std::filesystem::remove_all(s.path());
+  }
 
   void clear(const char* folder) const {
     std::filesystem::remove_all(s.at(folder));
