@@ -145,7 +145,14 @@ export interface Native {
   /** One record per path of the list, same order, kind 0 where nothing is; with xattrs and link text. */
   stat(root: Bytes, paths: Buffer): Promise<Buffer>;
   stage(options: StageOptions, items: Buffer): Promise<Buffer>;
-  apply(options: ApplyOptions): Promise<{ operations: number; bytesWritten: number; notEmpty: number }>;
+  apply(options: ApplyOptions): Promise<{
+    operations: number;
+    bytesWritten: number;
+    /** directories left because of preserved contents */
+    notEmpty: number;
+    /** entries whose attributes or setgid bit the system would not take */
+    xattrsFailed: number;
+  }>;
   createUnpacker(options: UnpackOptions): Unpacker;
   createPackReader(options: PackOptions): PackReader;
   /** BLAKE3 (32 bytes) of a file, streamed. */

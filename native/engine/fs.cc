@@ -261,9 +261,11 @@ int setMeta(int fd, const RecordView& record) {
   if (now.uid != record.uid() || now.gid != record.gid()) {
     if (fchown(fd, record.uid(), record.gid()) != 0) throwErrno("fchown", record.path());
   }
-  const int failed = writeXattrs(fd, record.xattrs());
+  int failed = writeXattrs(fd, record.xattrs());
   // After chown (it clears setuid) and after the ACL (it sets the group bits).
   if (statFd(fd).mode != record.mode() && fchmod(fd, record.mode()) != 0) throwErrno("fchmod", record.path());
+  // Without CAP_FSETID the kernel drops setgid for a group that is not ours, and says nothing (chmod(2)).
+  if (failed == 0 && statFd(fd).mode != record.mode()) failed = EPERM;
   const timespec times[2] = {{0, UTIME_OMIT}, toTimespec(record.mtimeNs())};
   if (futimens(fd, times) != 0) throwErrno("futimens", record.path());
   return failed;

@@ -96,7 +96,8 @@ int writeXattrs(int fd, std::string_view packed);
 
 // Mode (with setuid, setgid, sticky), owner, attributes and mtime of an opened file or directory, in the order that
 // keeps all of them: chown clears setuid, chmod rewrites the ACL mask, all touch the ctime.
-// Returns the errno of attributes that could not be set (reported, not fatal); all else throws.
+// Returns the errno of attributes that could not be set, EPERM for a setgid bit that the kernel dropped (reported, not
+// fatal); all else throws.
 int setMeta(int fd, const RecordView& record);
 // Owner and mtime of a symbolic link.
 void setLinkMeta(int directory, const char* name, const RecordView& record);

@@ -40,6 +40,9 @@ inline constexpr std::uint32_t kChunkBytes = 64 * 1024;        // one chunk of a
 inline constexpr std::size_t kChunkHashBytes = 16;             // hash of one chunk
 inline constexpr std::size_t kSparseChunkBytes = 4 + kChunkHashBytes;
 inline constexpr std::size_t kMaxPathBytes = 4096;
+// A larger file is reported and not replicated: its chunk list (16 bytes for 64 KiB) would take more than 32 MiB of
+// memory on a board that may have 1 GiB, and anybody can make one with truncate(1).
+inline constexpr std::uint64_t kMaxFileBytes = 128ULL << 30;
 
 // Number of chunks of a file of `size` bytes.
 constexpr std::uint64_t chunkCount(std::uint64_t size) { return size / kChunkBytes + (size % kChunkBytes != 0 ? 1 : 0); }

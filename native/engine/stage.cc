@@ -169,7 +169,7 @@ class Stager {
     // Without /proc: that must not look like a file that is gone.
     if (!in.valid()) throw errnoError(errno == ENOENT ? ENOSYS : errno, "open", path);
     const Stat opened = settled(in.get(), found);
-    if (opened.size > (1ULL << 53)) throw errnoError(EFBIG, "statx", path);
+    if (opened.size > kMaxFileBytes) throw errnoError(EFBIG, "statx", path);
 
     const bool large = opened.size >= kLargeBytes;
     const bool haveBase = base && base->kind() == Kind::kFile && base->has(flag::kHash);
