@@ -51,7 +51,11 @@ export interface Watcher {
    * Watches every directory that the filter can reach below `root` (absolute path). Resolves when all watches
    * are in place; existing content makes no marks: scan after this resolves and nothing is missed.
    */
-  add(volume: number, root: Bytes, filter: Filter): Promise<{ directories: number; dev: number; ino: number }>;
+  add(
+    volume: number,
+    root: Bytes,
+    filter: Filter,
+  ): Promise<{ directories: number; dev: number; ino: number }>;
   remove(volume: number): Promise<void>;
   state(volume: number): WatchState;
   /** Takes and clears the marks of a volume (format: watcher marks). Empty buffer: none. */
