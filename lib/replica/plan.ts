@@ -4,6 +4,7 @@
  */
 import { randomBytes } from 'node:crypto';
 import { join } from 'node:path';
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import { SimpleVolumeError } from '../core/errors.ts';
 import { encodeOp, KEEP_OLD, Op } from '../core/lists.ts';
 import type { ReplicaPolicy } from '../core/policy.ts';
@@ -521,8 +522,17 @@ export class Plan {
   /** Hard-link groups, moves and directories: what only the whole walk can tell. */
   async finish(): Promise<void> {
     this.#late = true;
-    for (const group of this.#scratch.groups()) await this.#group(group);
+    let n = 0;
+    // what is awaited below is mostly memory: without this the event loop would wait for all of it
+    const air = async (): Promise<void> => {
+      if (++n % 256 === 0) await nextTurn();
+    };
+    for (const group of this.#scratch.groups()) {
+      await this.#group(group);
+      await air();
+    }
     for (const { ordinal, record, from } of this.#scratch.moves()) {
+      await air();
       if (this.#scratch.takeFree(from, hashOf(record), false))
         await this.#take(ordinal, from, this.#lean(record));
       else await this.#lateContent(ordinal, record);
