@@ -25,6 +25,7 @@ export const PACKAGES: readonly SystemPackage[] = [
   { name: 'curl', program: 'curl', suites: ['real'] },
   { name: 'chromium', program: 'chromium', suites: ['real'] },
   { name: 'attr', program: 'getfattr', suites: ['real'] },
+  { name: 'xfsprogs', program: 'mkfs.xfs', suites: ['native'] },
 ];
 
 /** Debian keeps servers and games out of the usual PATH. */
