@@ -33,7 +33,7 @@ const common = {
   keepNames: true, // error names are part of messages
   sourcemap: 'external',
   legalComments: 'linked',
-  charset: 'utf8',
+  charset: 'ascii', // a single wider character makes the engine keep the whole text with two bytes each
   metafile: true,
   logLevel: 'warning',
   banner: { js: banner },

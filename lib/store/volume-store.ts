@@ -5,7 +5,7 @@
  * durable before the next step, durable() flushes the write-ahead log on the addon's threads. So the event loop
  * never waits for an fsync, and what was promised is on the disk all the same.
  */
-import { mkdirSync } from 'node:fs';
+import { mkdirSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync, type StatementSync } from 'node:sqlite';
 import { setImmediate as nextTurn } from 'node:timers/promises';
@@ -36,6 +36,12 @@ const SCHEMA = `
   CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
   CREATE TABLE generation(seq INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, sealed_at INTEGER NOT NULL, quiescent INTEGER NOT NULL, entries INTEGER NOT NULL, bytes INTEGER NOT NULL, changed INTEGER NOT NULL);
 `;
+
+/** Changed rows from which on a difference is read in path order. */
+const MANY = 20_000;
+
+/** Bytes of the write-ahead log after which its pages go into the database file. */
+const LOG_BYTES = 4 * 1024 * 1024;
 
 /** Milliseconds of work in a transaction after which the event loop gets air. */
 const SLICE_MS = 8;
@@ -114,23 +120,30 @@ class Reader implements IndexReader {
   }
 
   changedSince(seq: number, after: Buffer | null, limit: number): Row[] {
-    const rows = this.sql(
-      `SELECT * FROM (
-         SELECT path, seq, record, copy_ino FROM entry WHERE seq > ?1 AND (?2 IS NULL OR path > ?2)
-         UNION ALL
-         SELECT path, seq, NULL, NULL FROM removed WHERE seq > ?1 AND (?2 IS NULL OR path > ?2))
-       ORDER BY path LIMIT ?3`,
-    ).all(seq, after, limit) as unknown as {
-      path: Blob;
-      seq: number;
-      record: Blob | null;
-      copy_ino: Blob | null;
-    }[];
-    return rows.map((r) =>
-      r.record && r.copy_ino
-        ? this.#row({ record: r.record, copy_ino: r.copy_ino })
-        : { record: encodeRecord({ kind: Kind.absent, path: buffer(r.path), seq: r.seq }), copyIno: 0n },
-    );
+    const beyond = after === null ? 'path >= ?2' : 'path > ?2';
+    const from = after ?? Buffer.alloc(0);
+    // A few changes are found by their numbers and sorted; with many it is cheaper to walk all paths in order.
+    const page = (table: 'entry' | 'removed', columns: string): unknown[] => {
+      const { n } = this.sql(
+        `SELECT count(*) AS n FROM (SELECT 1 FROM ${table} WHERE seq > ? LIMIT ${MANY})`,
+      ).get(seq) as { n: number };
+      const where =
+        n < MANY
+          ? `path IN (SELECT path FROM ${table} INDEXED BY ${table}_seq WHERE seq > ?1 AND ${beyond} ORDER BY path LIMIT ?3)`
+          : `+seq > ?1 AND ${beyond}`;
+      return this.sql(`SELECT ${columns} FROM ${table} WHERE ${where} ORDER BY path LIMIT ?3`).all(
+        seq,
+        from,
+        limit,
+      );
+    };
+    const rows = (page('entry', 'record, copy_ino') as EntryRow[]).map(this.#row);
+    for (const r of page('removed', 'path, seq') as { path: Blob; seq: number }[])
+      rows.push({
+        record: encodeRecord({ kind: Kind.absent, path: buffer(r.path), seq: r.seq }),
+        copyIno: 0n,
+      });
+    return rows.sort((a, b) => pathOf(a.record).compare(pathOf(b.record))).slice(0, limit);
   }
 
   linkGroup(group: bigint): Row[] {
@@ -187,6 +200,7 @@ class SqliteVolumeStore extends Reader implements VolumeStore {
   #tail: Promise<unknown> = Promise.resolve();
   #totals: { entries: number; bytes: number };
   #inTransaction = false;
+  #closed = false;
 
   constructor(db: DatabaseSync, file: string, namespace: string, volume: string, deps: StoreDeps) {
     super(db);
@@ -347,8 +361,35 @@ class SqliteVolumeStore extends Reader implements VolumeStore {
       }
     };
     const result = this.#tail.then(run, run);
-    this.#tail = result.catch(() => undefined);
+    this.#tail = result.then(
+      () => this.#checkpoint().catch(() => undefined),
+      () => undefined,
+    );
     return result;
+  }
+
+  /**
+   * Moves a grown log into the database file without an fsync on this thread: the log is flushed by the addon
+   * before, the file after. A reader that stands at the end of the log keeps it from being begun anew (and so from
+   * being overwritten) before the file is on the disk (sqlite.org/wal.html, "Checkpointing").
+   */
+  async #checkpoint(): Promise<void> {
+    const log = `${this.#file}-wal`;
+    if (this.#closed || statSync(log).size < LOG_BYTES) return;
+    await this.#deps.syncFile(Buffer.from(log));
+    if (this.#closed) return;
+    const guard = this.snapshot();
+    try {
+      this.db.exec('PRAGMA synchronous=OFF');
+      try {
+        this.db.exec('PRAGMA wal_checkpoint(PASSIVE)');
+      } finally {
+        this.db.exec('PRAGMA synchronous=NORMAL');
+      }
+      await this.#deps.syncFile(Buffer.from(this.#file));
+    } finally {
+      guard.close();
+    }
   }
 
   async durable(): Promise<void> {
@@ -357,6 +398,7 @@ class SqliteVolumeStore extends Reader implements VolumeStore {
 
   close(): void {
     if (this.#inTransaction) throw new Error('the store is closed in the middle of a transaction');
+    this.#closed = true;
     this.db.close();
   }
 }
@@ -379,7 +421,7 @@ export function openVolumeStore(
   try {
     db = new DatabaseSync(file);
     db.exec(
-      'PRAGMA busy_timeout=5000; PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA cache_size=-256; PRAGMA mmap_size=0; PRAGMA temp_store=MEMORY; PRAGMA wal_autocheckpoint=1000; PRAGMA journal_size_limit=8388608;',
+      'PRAGMA busy_timeout=5000; PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA cache_size=-256; PRAGMA mmap_size=0; PRAGMA temp_store=MEMORY; PRAGMA wal_autocheckpoint=0; PRAGMA journal_size_limit=8388608;',
     );
     const { user_version: version } = db.prepare('PRAGMA user_version').get() as { user_version: number };
     if (version > SCHEMA_VERSION)

@@ -228,9 +228,12 @@ class Bell : public std::enable_shared_from_this<Bell> {
     const auto self = static_cast<Bell*>(context)->shared_from_this();
     const Napi::Env env(rawEnv);
     const Napi::HandleScope scope(env);
-    if (self->drain(env) && !self->onWake_.IsEmpty()) {
-      // An exception of the callback is the program's own: it becomes an uncaught one, as with any event handler.
-      (void)self->onWake_.Call({});
+    try {
+      if (self->drain(env) && !self->onWake_.IsEmpty()) (void)self->onWake_.Call({});
+    } catch (const Napi::Error& error) {
+      // What the callback threw becomes an uncaught exception, as with any event handler. An empty error: the
+      // environment is ending and runs no JavaScript any more.
+      if (!error.IsEmpty()) (void)napi_throw(rawEnv, error.Value());
     }
   }
 

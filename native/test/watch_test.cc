@@ -447,11 +447,11 @@ TEST_F(WatchTest, WhatIsMountedInsideIsNotEntered) {
 
 TEST_F(WatchTest, NothingIsLostInNewDirectories_D21_G1) {
   start();
-  for (int i = 0; i < 1000; ++i) {
+  for (int i = 0; i < 300; ++i) {
     const std::string base = "n" + std::to_string(i);
     make(base + "/2/3/4/5");
     put(base + "/2/3/4/5/something");
-    if (i % 100 == 0) expectUpToDate();
+    if (i % 30 == 0) expectUpToDate();
   }
   expectUpToDate();
   expectWatched();
