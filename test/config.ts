@@ -23,7 +23,7 @@ export const TIME_LIMITS_S: readonly { under: string; seconds: number }[] = [
 /** Seconds that one build may take. */
 export const BUILD_LIMIT_S = 1200;
 /** Seconds that the C++ tests may take. */
-export const CPP_LIMIT_S = 300;
+export const CPP_LIMIT_S = 900;
 
 /** Least part of lines that the tests must execute, in percent. */
 export const MINIMUM_COVERAGE = {
