@@ -37,6 +37,13 @@ const pulled = (): number => {
   return walk(path.join(b.pool, '.simple-volume-incoming', 'kill', 'large'));
 };
 
+/** 300 MB that come into the volume at once, so that one generation holds all of them. */
+const appear = (name: string, seed: number): void => {
+  const aside = path.join(a.pool, `aside-${name}`);
+  fill(aside, 60, 5 * MB, seed);
+  fs.renameSync(aside, path.join(live, name));
+};
+
 fill(live, 20, 1000);
 await cluster.watch('a', volume, { targets: ['b'], debounce: '50ms' });
 const first = await cluster.settle('a', volume);
@@ -45,7 +52,7 @@ const firstTree = await tree(live);
 t.test(
   'a replica killed in the middle of a pull is at a whole generation afterwards, and completes',
   async (t) => {
-    fill(path.join(live, 'more'), 60, 5 * MB, 7);
+    appear('more', 7);
     await waitFor('the pull is under way', () => pulled() > 20 * MB, 60_000, 2);
     await b.end('SIGKILL');
     t.same(compareTrees(firstTree, await tree(b.live(volume))), [], 'the tree is the generation before');
@@ -60,7 +67,7 @@ t.test(
   async (t) => {
     const before = await tree(b.live(volume));
     const held = (await b.status(volume))?.generation;
-    fill(path.join(live, 'more'), 60, 5 * MB, 9);
+    appear('again', 9);
     await waitFor('the pull is under way', () => pulled() > 20 * MB, 60_000, 2);
     await a.end('SIGKILL');
     await waitFor('the replica has noticed', async () => {
