@@ -1,5 +1,5 @@
 /** What Linux says about a process (proc(5)). Sizes in bytes, times in seconds. */
-import { readdirSync, readFileSync } from 'node:fs';
+import { readdirSync, readFileSync, statSync } from 'node:fs';
 
 export interface Memory {
   rss: number;
@@ -34,10 +34,14 @@ export function memoryOf(pid: number): Memory | null {
   }
 }
 
-/** Bytes that the process caused to be sent to the storage layer, without those of its children. */
-export function writtenBy(pid: number): number {
-  const match = /^write_bytes: (\d+)$/m.exec(readFileSync(`/proc/${pid}/io`, 'utf8'));
-  return Number(match?.[1]);
+/** Bytes that the device of a directory has written so far (Documentation/block/stat.rst, field 7, sectors of 512). */
+export function writtenTo(directory: string): number {
+  const { dev } = statSync(directory, { bigint: true });
+  // glibc's major() and minor(), makedev(3)
+  const major = ((dev >> 8n) & 0xfffn) | ((dev >> 32n) & ~0xfffn);
+  const minor = (dev & 0xffn) | ((dev >> 12n) & ~0xffn);
+  const stat = readFileSync(`/sys/dev/block/${major}:${minor}/stat`, 'utf8').trim().split(/\s+/);
+  return Number(stat[6]) * 512;
 }
 
 /** Fields 14 and 15 of /proc/pid/stat, in seconds; the name in field 2 may hold blanks and brackets. */

@@ -7,7 +7,7 @@ import {
   PeakWatcher,
   parseCpu,
   parseKiB,
-  writtenBy,
+  writtenTo,
 } from '../../bench/lib/proc.ts';
 import { generator, percentile, sample, summary } from '../../bench/lib/stats.ts';
 
@@ -69,7 +69,7 @@ t.test('a process and its children are measured', async (t) => {
   t.ok(own !== null && own.rss > 20e6 && own.pss <= own.rss && own.anonymous <= own.rss);
   t.equal(memoryOf(2 ** 22 + 1), null, 'a process that is not there has no memory');
   t.ok(cpuOf(process.pid) > 0);
-  t.ok(writtenBy(process.pid) >= 0);
+  t.ok(writtenTo(import.meta.dirname) >= 0);
   const child = spawn('sleep', ['30']);
   try {
     t.same(descendants(process.pid), [child.pid]);
