@@ -543,6 +543,19 @@ export class Agent implements AgentApi {
     return { node: this.#config.node, clock: this.#clock.boot() + this.#clockShift, volumes };
   }
 
+  /** What `work` gives, null when it takes longer; it goes on then, and its outcome is in the volume's status. */
+  async #inTime<T>(work: Promise<T>, ms: number): Promise<T | null> {
+    let timer: { cancel(): void } | null = null;
+    const late = new Promise<null>((resolve) => {
+      timer = this.#clock.setTimeout(() => resolve(null), ms);
+    });
+    try {
+      return await Promise.race([work, late]);
+    } finally {
+      (timer as { cancel(): void } | null)?.cancel();
+    }
+  }
+
   async prepare(
     request: VolumeName & { epoch: number | null; confirm: number | 'all'; timeoutMs: number },
   ): Promise<{ generation: string; quiescent: boolean; confirmed: string[] }> {
@@ -557,9 +570,17 @@ export class Agent implements AgentApi {
     const delivery = this.#deliveries.get(entry)?.delivery;
     if (!source || !delivery)
       throw new SimpleVolumeError('NOT_ACTIVE', `no watch of ${volumeKey(request)} runs on this node`);
-    const { generation, quiescent } = await source.flush();
+    const end = this.#clock.boot() + request.timeoutMs;
+    const sealed = await this.#inTime(source.flush(), request.timeoutMs);
+    if (!sealed)
+      throw new SimpleVolumeError(
+        'TIMEOUT',
+        `nothing was sealed within ${request.timeoutMs} ms: ${volumeKey(request)} is ${source.status().state}, which goes on; no replica was waited for`,
+      );
+    const { generation, quiescent } = sealed;
     const count = request.confirm === 'all' ? delivery.targets.length : request.confirm;
-    const confirmed = await delivery.waitForHolders(generation, count, request.timeoutMs);
+    const left = Math.max(0, end - this.#clock.boot());
+    const confirmed = await delivery.waitForHolders(generation, count, left);
     if (confirmed.length < count)
       throw new SimpleVolumeError(
         'TIMEOUT',

@@ -5,7 +5,7 @@ import path from 'node:path';
 import t from 'tap';
 import type { ReplicaStatus } from '../../lib/core/parts.ts';
 import { clock, LocalCluster, sleep, waitFor } from '../../lib/local/cluster.ts';
-import { differences, fill, replica, source, syncBody } from './support.ts';
+import { differences, fill, refusal, replica, source, syncBody } from './support.ts';
 
 t.setTimeout(300_000);
 const cluster = await LocalCluster.start({ nodes: ['a', 'b', 'c'], prefix: 'sv-replication-' });
@@ -112,6 +112,20 @@ t.test('A2, A3: an empty replica says that it holds nothing until it holds every
   t.ok(seen.length > 1, 'it was looked at before it was done');
   t.equal(done.generation, (await source(a, volume)).generation);
   t.same(await differences(cluster, volume, 'a', 'b'), []);
+  await a.call('POST', '/replication/watch/stop', volume);
+});
+
+t.test('prepare keeps its time also while a first copy is still being sealed', async (t) => {
+  const volume = named('slow');
+  fill(a.live(volume), 400, 40_000);
+  await cluster.watch('a', volume, { targets: ['b'], debounce: '50ms' });
+  const began = clock();
+  const no = await refusal(a.call('POST', '/replication/prepare', { ...volume, timeout: '1ms' }));
+  t.equal(no.code, 'TIMEOUT');
+  t.match(no.message, /nothing was sealed within 1 ms/);
+  t.ok(clock() - began < 5000);
+  await cluster.settle('a', volume);
+  t.same(await differences(cluster, volume, 'a', 'b'), [], 'and what was begun goes on');
   await a.call('POST', '/replication/watch/stop', volume);
 });
 
