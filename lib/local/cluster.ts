@@ -7,6 +7,7 @@ import { type ChildProcess, spawn } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { closeSync, existsSync, mkdirSync, openSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { mkdtemp } from 'node:fs/promises';
+import { request as httpRequest } from 'node:http';
 import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -62,6 +63,40 @@ export async function waitFor<T>(
     }
     await sleep(everyMs);
   }
+}
+
+/**
+ * One request on a connection of its own: a kept one may have been closed by the agent while this process was busy
+ * writing files, and then a request fails that the agent never saw.
+ */
+function request(
+  method: string,
+  url: string,
+  headers: Record<string, string> = {},
+  body = '',
+  limitMs = 10_000,
+): Promise<{ status: number; text: string }> {
+  return new Promise((resolve, reject) => {
+    const sent = httpRequest(
+      url,
+      {
+        method,
+        agent: false,
+        signal: AbortSignal.timeout(limitMs),
+        headers: { ...headers, 'content-length': Buffer.byteLength(body) },
+      },
+      (response) => {
+        const pieces: Buffer[] = [];
+        response.on('data', (piece: Buffer) => pieces.push(piece));
+        response.on('end', () =>
+          resolve({ status: response.statusCode ?? 0, text: Buffer.concat(pieces).toString() }),
+        );
+        response.on('error', reject);
+      },
+    );
+    sent.on('error', reject);
+    sent.end(body);
+  });
 }
 
 /** TCP ports that were free a moment ago, all different. */
@@ -181,7 +216,7 @@ export class LocalAgent {
         if (!this.running) {
           throw new Error(`it ended at once; the end of ${this.logFile}:\n${this.logTail()}`);
         }
-        return (await fetch(`${this.url}/readyz`)).status === 200;
+        return (await request('GET', `${this.url}/readyz`)).status === 200;
       },
       limitMs,
     ).catch((error: unknown) => {
@@ -223,20 +258,20 @@ export class LocalAgent {
 
   /**
    * One request with the agent's token.
-   * @throws AgentRefusal for an answer that is not 2xx; whatever fetch throws when the agent is away
+   * @throws AgentRefusal for an answer that is not 2xx; an error of the socket when the agent is away
    */
   async call<T = unknown>(method: string, path: string, body?: unknown, limitMs = 120_000): Promise<T> {
-    const response = await fetch(`${this.url}${path}`, {
+    const { status, text } = await request(
       method,
-      headers: {
+      `${this.url}${path}`,
+      {
         authorization: `Bearer ${this.token}`,
         ...(body === undefined ? {} : { 'content-type': 'application/json' }),
       },
-      ...(body === undefined ? {} : { body: JSON.stringify(body) }),
-      signal: AbortSignal.timeout(limitMs),
-    });
-    const text = await response.text();
-    if (!response.ok) {
+      body === undefined ? '' : JSON.stringify(body),
+      limitMs,
+    );
+    if (status < 200 || status > 299) {
       let code = 'UNKNOWN';
       let message = text.slice(0, 500);
       try {
@@ -246,7 +281,7 @@ export class LocalAgent {
       } catch {
         // Not one of the agent's own errors: the text says more than nothing.
       }
-      throw new AgentRefusal(response.status, code, message);
+      throw new AgentRefusal(status, code, message);
     }
     return (text === '' ? null : JSON.parse(text)) as T;
   }
@@ -282,7 +317,7 @@ export class LocalAgent {
 
   /** One sample of its Prometheus metrics, summed over all labels; null when there is none of that name. */
   async metric(name: string): Promise<number | null> {
-    const text = await (await fetch(`${this.url}/metrics`)).text();
+    const { text } = await request('GET', `${this.url}/metrics`);
     let sum: number | null = null;
     for (const line of text.split('\n')) {
       const match = /^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[^}]*\})?\s+(\S+)/.exec(line);
