@@ -95,10 +95,13 @@ function sanitizer(name: string, folder: string, flag: string, env: NodeJS.Proce
 const timeLimit = (file: string): number =>
   TIME_LIMITS_S.find(({ under }) => file.startsWith(under))?.seconds ?? 120;
 
+/** Whether a test file starts an API server of test/kube/harness. */
+const needsKube = (file: string): boolean => file.startsWith('test/kube');
+
 function testFile(file: string): Step<Result> {
   return {
     name: file,
-    needs: ['addon', 'C++ build', 'rclone'],
+    needs: ['addon', 'C++ build', 'rclone', ...(needsKube(file) ? ['kube programs'] : [])],
     async run() {
       const env: NodeJS.ProcessEnv = {
         TMPDIR: scratch,
@@ -116,7 +119,16 @@ function testFile(file: string): Step<Result> {
   };
 }
 
-const steps: Step<Result>[] = [
+const steps: Step<Result>[] = [];
+if (files.some(needsKube)) {
+  const build = command('kube programs', process.execPath, ['test/kube/harness/build.ts'], {
+    setup: true,
+    limitS: BUILD_LIMIT_S,
+    last: true,
+  });
+  steps.push({ ...build, background: true });
+}
+steps.push(
   command(
     'packages',
     process.execPath,
@@ -138,7 +150,7 @@ const steps: Step<Result>[] = [
     needs: ['packages', 'addon'],
     run: async () => (await build(root, 'cpp', ['-DTEST_ADDON=ON'])) ?? ready,
   },
-];
+);
 if (words.length === 0) {
   steps.push({
     name: 'C++ tests',

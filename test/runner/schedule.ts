@@ -3,8 +3,10 @@ export interface Step<T> {
   name: string;
   /** Names of steps that must have succeeded; when one has not, this one is not begun. */
   needs?: readonly string[];
-  /** Takes all slots: nothing else runs at the same time. */
+  /** Takes all slots: nothing else runs at the same time, besides what is in the background. */
   alone?: boolean;
+  /** Takes no slot: a long build at low priority, beside which everything else goes on. */
+  background?: boolean;
   run(): Promise<T>;
 }
 
@@ -30,6 +32,7 @@ export async function runSteps<T>(
   const waiting = [...steps];
   const state = new Map<string, boolean>();
   let busy = 0;
+  let running = 0;
   for (const step of steps) {
     for (const need of step.needs ?? []) {
       if (!steps.some((one) => one.name === need))
@@ -51,26 +54,28 @@ export async function runSteps<T>(
           i = 0;
           continue;
         }
-        const weight = step.alone ? slots : 1;
+        const weight = step.alone ? slots : step.background ? 0 : 1;
         if (busy + weight > slots || !needs.every((need) => state.get(need) === true)) {
           i++;
           continue;
         }
         waiting.splice(i, 1);
         busy += weight;
+        running++;
         const started = performance.now();
         begun(step);
         step
           .run()
           .then((value) => {
             busy -= weight;
+            running--;
             settle({ step, value, seconds: (performance.now() - started) / 1000 });
             next();
           })
           .catch(reject);
       }
-      if (waiting.length === 0 && busy === 0) resolve();
-      else if (busy === 0)
+      if (waiting.length === 0 && running === 0) resolve();
+      else if (running === 0)
         reject(new Error(`steps wait for each other: ${waiting.map((s) => s.name).join(', ')}`));
     };
     next();

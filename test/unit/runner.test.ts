@@ -231,6 +231,41 @@ t.test('steps', async (t) => {
     t.equal(withLone, 1);
   });
 
+  t.test('a step in the background takes no slot, and is waited for', async (t) => {
+    const order: string[] = [];
+    const step = (name: string, ms: number, more: Partial<Step<boolean>> = {}): Step<boolean> => ({
+      name,
+      ...more,
+      run: async () => {
+        order.push(`${name} begins`);
+        await wait(ms);
+        order.push(`${name} ends`);
+        return true;
+      },
+    });
+    await runSteps(
+      [
+        step('long', 60, { background: true }),
+        step('a', 10),
+        step('b', 5),
+        step('c', 5, { needs: ['long'] }),
+      ],
+      1,
+      Boolean,
+      () => {},
+    );
+    t.strictSame(order, [
+      'long begins',
+      'a begins',
+      'a ends',
+      'b begins',
+      'b ends',
+      'long ends',
+      'c begins',
+      'c ends',
+    ]);
+  });
+
   t.test('a need that is no step is an error, not a step left out', async (t) => {
     await t.rejects(
       runSteps([{ name: 'a', needs: ['z'], run: async () => 1 }], 2, Boolean, () => {}),

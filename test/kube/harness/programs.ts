@@ -1,0 +1,83 @@
+/** The programs of a real control plane that the tests start, and where they are once they are built. */
+import { createHash } from 'node:crypto';
+import { existsSync, readFileSync } from 'node:fs';
+import path from 'node:path';
+import { cacheFolder } from '../../../lib/transfer/rclone-binary.ts';
+
+export const KUBERNETES_VERSION = '1.36.3';
+export const ETCD_VERSION = '3.7.3';
+
+const SOURCES = path.join(path.dirname(import.meta.dirname), 'programs');
+const [MAJOR, MINOR] = KUBERNETES_VERSION.split('.');
+const VERSION_PACKAGE = 'k8s.io/component-base/version';
+const VERSION_FLAGS = [
+  `-X ${VERSION_PACKAGE}.gitVersion=v${KUBERNETES_VERSION}`,
+  `-X ${VERSION_PACKAGE}.gitMajor=${MAJOR}`,
+  `-X ${VERSION_PACKAGE}.gitMinor=${MINOR}`,
+];
+
+/** A Go module below test/kube/programs and what is built in it. */
+export interface ProgramModule {
+  /** folder with go.mod and go.sum */
+  folder: string;
+  /** for people */
+  version: string;
+  linkerFlags: string;
+  /** program to Go package */
+  packages: Readonly<Record<string, string>>;
+}
+
+export const MODULES: readonly ProgramModule[] = [
+  {
+    folder: path.join(SOURCES, 'etcd'),
+    version: `etcd ${ETCD_VERSION}`,
+    linkerFlags: '-s -w',
+    packages: { etcd: '.' },
+  },
+  {
+    folder: path.join(SOURCES, 'kubernetes'),
+    version: `Kubernetes ${KUBERNETES_VERSION}`,
+    linkerFlags: ['-s -w', ...VERSION_FLAGS].join(' '),
+    packages: Object.fromEntries(
+      ['kube-apiserver', 'kubectl', 'kube-controller-manager', 'kube-scheduler', 'kubelet', 'kube-proxy'].map(
+        (program) => [program, `k8s.io/kubernetes/cmd/${program}`],
+      ),
+    ),
+  },
+];
+
+/** What the tests of test/kube need: an API server, its store and kubectl. */
+export const API_PROGRAMS = ['etcd', 'kube-apiserver', 'kubectl'] as const;
+
+/** Every program that can be built. */
+export const ALL_PROGRAMS: readonly string[] = MODULES.flatMap((module) => Object.keys(module.packages));
+
+/**
+ * Where the programs of exactly these sources live: `kube/<versions>` below SIMPLE_VOLUME_CACHE, by default
+ * `~/.cache/simple-volume`.
+ */
+export function programsFolder(env: NodeJS.ProcessEnv = process.env): string {
+  const hash = createHash('sha256');
+  for (const { folder, linkerFlags, packages } of MODULES) {
+    hash.update(`\0${linkerFlags}\0${Object.keys(packages)}`);
+    for (const file of ['go.mod', 'go.sum', 'main.go']) {
+      if (existsSync(path.join(folder, file))) hash.update(readFileSync(path.join(folder, file)));
+    }
+  }
+  const key = `${KUBERNETES_VERSION}-etcd-${ETCD_VERSION}-${hash.digest('hex').slice(0, 12)}-${process.arch}`;
+  return path.join(env.SIMPLE_VOLUME_CACHE || cacheFolder(env), 'kube', key);
+}
+
+/** Absolute path of a program that is built, null when it is not. */
+export function kubeProgram(program: string, env: NodeJS.ProcessEnv = process.env): string | null {
+  const file = path.join(programsFolder(env), program);
+  return existsSync(file) ? file : null;
+}
+
+/** Why tests on a real API server cannot run here, false when they can: the `skip` of a test. */
+export function noKube(programs: readonly string[] = API_PROGRAMS): string | false {
+  const missing = programs.filter((program) => kubeProgram(program) === null);
+  return missing.length === 0
+    ? false
+    : `not built: ${missing.join(', ')} (node test/kube/harness/build.ts, needs Go 1.26)`;
+}
