@@ -530,8 +530,8 @@ export interface SimpleVolumeStatus {
   replicas?: ReplicaStatus[];
   /** for the column: `2/2`, fresh copies of wanted ones */
   replicasSummary?: string;
-  /** for the column: age of the freshest copy, as `3s` */
-  fresh?: string;
+  /** when the freshest copy was known complete, RFC 3339 by the controller's clock: `kubectl get sv` shows its age */
+  freshAt?: string;
   conditions?: Condition[];
   lastFullSync?: {
     id: string;
