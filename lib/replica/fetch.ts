@@ -22,6 +22,8 @@ import { Drift, type Plan } from './plan.ts';
 import { NativeDisk } from './walk.ts';
 
 const COPY_FILES = 256;
+/** Packs under way at once: while the files of one are made here, the source reads those of the next. */
+const LANES = 2;
 const CHUNKS_ASKED = 0x8000_0000;
 
 /**
@@ -86,18 +88,45 @@ export async function fetchContents(i: FetchInput): Promise<Fetched> {
   const packs = await i.puller.needs(i.source, i.offer, words(i.plan, missing), i.signal);
   let bytes = 0;
   const records = wantedRecords(i.manifest, missing);
-  try {
-    for (const pack of packs) {
-      i.signal.throwIfAborted();
+  const waiting = packs[Symbol.iterator]();
+  // One at a time reads the manifest on; each takes its items before the next one does.
+  let turn: Promise<unknown> = Promise.resolve();
+  const take = (): Promise<{ pack: OfferedPack; items: UnpackItem[] } | null> => {
+    const mine = turn.then(async () => {
+      const next = waiting.next();
+      if (next.done) return null;
       const items: UnpackItem[] = [];
-      while (items.length < pack.items) {
+      while (items.length < next.value.items) {
         const r = await records.next();
         if (r.done)
           throw new SimpleVolumeError('PULL_FAILED', `${i.source.node} offers more than it was asked for`);
         items.push(itemOf(i, r.value.ordinal, r.value.record));
       }
-      bytes += await onePack(i, pack, items);
+      return { pack: next.value, items };
+    });
+    turn = mine;
+    return mine;
+  };
+  // One failure ends all: what the others have verified by then is kept for the next attempt.
+  const stop = new AbortController();
+  const signal = AbortSignal.any([i.signal, stop.signal]);
+  const lane = async (): Promise<void> => {
+    try {
+      for (;;) {
+        signal.throwIfAborted();
+        const next = await take();
+        if (next === null) return;
+        const received = await onePack(i, next.pack, next.items, signal);
+        bytes += received;
+      }
+    } catch (error) {
+      stop.abort(error);
+      throw error;
     }
+  };
+  try {
+    await Promise.allSettled(Array.from({ length: LANES }, lane));
+    if (stop.signal.aborted) throw stop.signal.reason;
     if (!(await records.next()).done)
       throw new SimpleVolumeError('PULL_FAILED', `${i.source.node} offers less than it was asked for`);
   } finally {
@@ -151,7 +180,12 @@ export function withChunks(row: Buffer, chunks: Buffer): Buffer {
   return out;
 }
 
-async function onePack(i: FetchInput, pack: OfferedPack, items: UnpackItem[]): Promise<number> {
+async function onePack(
+  i: FetchInput,
+  pack: OfferedPack,
+  items: UnpackItem[],
+  signal: AbortSignal,
+): Promise<number> {
   const unpacker = i.native.createUnpacker({
     slots: Buffer.from(i.slots),
     base: Buffer.from(i.live),
@@ -167,7 +201,7 @@ async function onePack(i: FetchInput, pack: OfferedPack, items: UnpackItem[]): P
         bytes += chunk.length;
         await unpacker.write(chunk);
       },
-      i.signal,
+      signal,
     );
   } catch (error) {
     await unpacker.abort();

@@ -68,6 +68,14 @@ interface Pack {
   planning: Promise<number> | null;
 }
 
+/** A reader that was planned and not yet read from: a client asks for the length first. */
+interface Spare {
+  pack: Pack;
+  reader: PackReader;
+}
+/** Of one transfer at most: as many as a replica pulls at once. */
+const SPARES = 2;
+
 interface Transfer {
   id: string;
   owner: GrantScope;
@@ -80,8 +88,8 @@ interface Transfer {
   items: number;
   touched: number;
   readers: Set<() => void>;
-  /** a reader that was planned and not yet read from */
-  spare: { pack: Pack; reader: PackReader } | null;
+  /** the oldest first */
+  spares: Spare[];
   dropped: Promise<void> | null;
   idle: (() => void) | null;
 }
@@ -251,7 +259,7 @@ export class Offers {
           items: 0,
           touched: clock.boot(),
           readers: new Set(),
-          spare: null,
+          spares: [],
           dropped: null,
           idle: null,
         });
@@ -406,9 +414,9 @@ export class Offers {
       },
       open: async (abort) => {
         let reader: PackReader;
-        if (t.spare?.pack === pack) {
-          reader = t.spare.reader;
-          t.spare = null;
+        const spare = t.spares.findIndex((s) => s.pack === pack);
+        if (spare >= 0) {
+          reader = (t.spares.splice(spare, 1)[0] as Spare).reader;
         } else {
           reader = await this.#reader(t, pack);
           try {
@@ -440,10 +448,9 @@ export class Offers {
       reader.close();
       throw translate(error);
     }
-    t.spare?.reader.close();
-    t.spare = null;
     if (t.dropped) reader.close();
-    else t.spare = { pack, reader };
+    else t.spares.push({ pack, reader });
+    while (t.spares.length > SPARES) t.spares.shift()?.reader.close();
     return pack.length;
   }
 
@@ -557,8 +564,7 @@ export class Offers {
         await new Promise<void>((resolve) => {
           t.idle = resolve;
         });
-      t.spare?.reader.close();
-      t.spare = null;
+      for (const { reader } of t.spares.splice(0)) reader.close();
       t.served.release();
       this.#transfers.delete(t.id);
       await this.#options.native
