@@ -107,26 +107,25 @@ export async function fetchContents(i: FetchInput): Promise<Fetched> {
     turn = mine;
     return mine;
   };
-  // One failure ends all: what the others have verified by then is kept for the next attempt.
-  const stop = new AbortController();
-  const signal = AbortSignal.any([i.signal, stop.signal]);
+  // After a failure no further pack is begun; the one beside it is finished, so that it need not be pulled again.
+  let failed = false;
   const lane = async (): Promise<void> => {
     try {
-      for (;;) {
-        signal.throwIfAborted();
+      while (!failed) {
+        i.signal.throwIfAborted();
         const next = await take();
         if (next === null) return;
-        const received = await onePack(i, next.pack, next.items, signal);
+        const received = await onePack(i, next.pack, next.items);
         bytes += received;
       }
     } catch (error) {
-      stop.abort(error);
+      failed = true;
       throw error;
     }
   };
   try {
-    await Promise.allSettled(Array.from({ length: LANES }, lane));
-    if (stop.signal.aborted) throw stop.signal.reason;
+    const lanes = await Promise.allSettled(Array.from({ length: LANES }, lane));
+    for (const l of lanes) if (l.status === 'rejected') throw l.reason;
     if (!(await records.next()).done)
       throw new SimpleVolumeError('PULL_FAILED', `${i.source.node} offers less than it was asked for`);
   } finally {
@@ -180,12 +179,7 @@ export function withChunks(row: Buffer, chunks: Buffer): Buffer {
   return out;
 }
 
-async function onePack(
-  i: FetchInput,
-  pack: OfferedPack,
-  items: UnpackItem[],
-  signal: AbortSignal,
-): Promise<number> {
+async function onePack(i: FetchInput, pack: OfferedPack, items: UnpackItem[]): Promise<number> {
   const unpacker = i.native.createUnpacker({
     slots: Buffer.from(i.slots),
     base: Buffer.from(i.live),
@@ -201,7 +195,7 @@ async function onePack(
         bytes += chunk.length;
         await unpacker.write(chunk);
       },
-      signal,
+      i.signal,
     );
   } catch (error) {
     await unpacker.abort();

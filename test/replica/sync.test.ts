@@ -176,6 +176,37 @@ t.test('what was verified before a failure is not pulled again', async (t) => {
   t.equal(w.source.counts.ordinals, 120 + 20);
 });
 
+t.test('packs are pulled two at a time; one that fails does not cost the one beside it', async (t) => {
+  const w = await world();
+  t.teardown(() => w.close());
+  for (let i = 0; i < 420; i++) put(w.source.root, `f${i}`, `content ${i}`);
+  await w.source.seal();
+  let packs = 0;
+  let open = 0;
+  let most = 0;
+  const pack = w.source.pack.bind(w.source);
+  w.source.pack = async (...args) => {
+    most = Math.max(most, ++open);
+    await pack(...args).finally(() => open--);
+  };
+  w.source.onPack = async (data, at) => {
+    if (at !== 0) return data;
+    const number = ++packs;
+    await new Promise((resolve) => setTimeout(resolve, number === 4 ? 60 : 20));
+    return number === 3 ? null : data;
+  };
+  w.source.counts.ordinals = 0;
+  await w.sync();
+  t.equal(w.replica.status().state, 'error');
+  t.same(fs.readdirSync(w.live), []);
+  t.equal(packs, 4, 'no further pack was begun');
+  w.source.onPack = null;
+  await until(() => w.replica.status().state === 'idle');
+  t.same(picture(w.live), picture(w.source.root));
+  t.equal(most, 2);
+  t.equal(w.source.counts.ordinals, 420 + 420 - 3 * 50, 'what the three good packs brought is kept');
+});
+
 t.test('H5: a request that comes during a pull is seen to right after it, and nothing is lost', async (t) => {
   const w = await world();
   t.teardown(() => w.close());
