@@ -253,7 +253,7 @@ export interface InformerCounters {
   silent: number;
   /** other failures of lists and watches */
   errors: number;
-  /** objects that `project` could not read; they are left out */
+  /** objects that `project` could not read; what was known of them before stays */
   unreadable: number;
 }
 
@@ -338,7 +338,10 @@ export interface WorkQueueState {
 /** Keys to be worked on. A key is never worked on twice at once; asked for meanwhile, it is worked on once more after. */
 export interface WorkQueue {
   start(): void;
-  /** At the earliest after `delayMs` (default 0). Of several requests the earliest counts. Never waits for a back-off. */
+  /**
+   * At the earliest after `delayMs` (default 0). Of several requests the earliest counts. It cuts a back-off short, but
+   * a key that failed always rests for the first pause of the back-off.
+   */
   add(key: Key, delayMs?: number): void;
   /** Failures in a row. */
   failures(key: Key): number;
@@ -354,7 +357,7 @@ export interface WorkQueue {
 export interface LeaderElectionOptions {
   kube: Kube;
   /** of the Lease object */
-  lease: Required<ObjectName>;
+  lease: { namespace: string; name: string };
   /** unique for this process */
   identity: string;
   clock: Clock;
@@ -372,8 +375,8 @@ export interface LeaderElection {
   /** Stops leading at once and gives the Lease back, so that the next one need not wait. */
   stop(): Promise<void>;
   /**
-   * True only while nobody else can lead: counted on the own clock from before the last renewal was sent, with the
-   * clocks' drift and a margin taken off. Ask it in the moment of the deed, never remember the answer.
+   * True only while nobody else can lead: counted on the own clock from before the last renewal was sent; others wait
+   * longer than that, by the clocks' drift and a margin. Ask it in the moment of the deed, never remember the answer.
    */
   leads(): boolean;
   /** Milliseconds for which leads() stays true without another renewal; 0 when it is false. */
