@@ -28,12 +28,17 @@ export const CPP_LIMIT_S = 900;
 /** Least part of lines that the tests must execute, in percent. */
 export const MINIMUM_COVERAGE = {
   /** native/engine, by the C++ tests alone. */
-  cpp: 70,
+  cpp: 90,
   /** lib and controller, by the TypeScript tests and the processes that they start. */
-  typescript: 75,
+  typescript: 85,
 };
 
 /** What TypeScript coverage counts. */
 export const COVERAGE_INCLUDE: readonly string[] = ['lib/**/*.ts', 'controller/**/*.ts', 'csi/**/*.ts'];
 /** Entry points and types without a line to execute, and the demonstration. */
-export const COVERAGE_EXCLUDE: readonly string[] = ['lib/demo/**', 'lib/**/types.ts', 'lib/core/parts.ts'];
+export const COVERAGE_EXCLUDE: readonly string[] = [
+  'lib/demo/**',
+  'lib/**/types.ts',
+  'controller/**/types.ts',
+  'lib/core/parts.ts',
+];
