@@ -91,6 +91,7 @@ struct Volume {
   bool adding = true;
   bool removed = false;
   bool fullQueued = false;  // a look at the whole structure is waiting
+  std::uint64_t fullLooks = 0;  // such looks, waiting or under way
   Marks marks;
   double firstMs = -1;
   double lastMs = -1;
@@ -113,6 +114,7 @@ struct Task {
   bool mark = false;      // mark the directory with all below once its watches are in place
   bool full = false;      // also go into directories whose watch is right already
   bool deep = false;      // counted in Volume::deep
+  bool whole = false;     // counted in Volume::fullLooks
   bool stolen = false;    // another volume has the watch of a directory here: it is not taken back
   std::uint64_t sequence = 0;
   Watcher::Done done;
@@ -664,10 +666,24 @@ void Watcher::Engine::movedTo(std::uint32_t node, std::string_view name, std::ui
     arrive();
     return;
   }
+  for (std::uint32_t at = node; at != kNoNode; at = tree_[at].parent) {
+    if (at != moved) continue;
+    // By the table it moved into itself: a walk that saw the tree of some renames later had put this directory below
+    // it already. All below it is looked at anew.
+    drop(moved);
+    if (!volume.rootLost && !volume.fullQueued) {
+      volume.fullQueued = true;
+      look(volume.node, false, true);
+    }
+    return;
+  }
   displace(node, name, now);
   tree_.link(moved, node, name);
   tree_[moved].arrived = true;
-  look(moved, true, !volume.filter->everything());
+  // While the whole structure is looked at, a directory that moves may come to a place where the look has been already,
+  // and what an overflow hid below it would stay hidden.
+  const bool full = volume.fullLooks > 0 || volume.deep > 0 || !volume.filter->everything();
+  look(moved, true, full);
 }
 
 void Watcher::Engine::overflowed() {
@@ -915,6 +931,8 @@ void Watcher::Engine::look(std::uint32_t node, bool mark, bool full) {
   task.node = tree_.ref(node);
   task.mark = mark;
   task.full = full;
+  task.whole = full && tree_[node].root;
+  if (task.whole) ++task.volume->fullLooks;
   enqueue(std::move(task));
 }
 
@@ -1011,6 +1029,7 @@ void Watcher::Engine::finish(Task& task, std::exception_ptr failure) {
       Volume& volume = *task.volume;
       if (volume.pending > 0) --volume.pending;
       if (task.deep && volume.deep > 0) --volume.deep;
+      if (task.whole && volume.fullLooks > 0) --volume.fullLooks;
       if (task.addDone) {
         if (stop_ || volume.removed) {
           failure = closedError();

@@ -3,6 +3,7 @@
 #include <sys/mount.h>
 #include <sys/xattr.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <functional>
@@ -724,12 +725,14 @@ TEST_F(Stage, D25_AFileRewrittenInPlaceIsConsistentOrBusyNeverTorn) {
   const std::size_t size = 1'200'000;
   s.write("live/f", std::string(size, '\0'));
   std::atomic<bool> stop = false;
+  // The writer slows down after each busy look, so that some looks find a still moment however slow this build reads.
+  std::atomic<unsigned> pauseUs = 400;
   std::thread writer([&] {
     const Fd fd(open(s.at("live/f").c_str(), O_WRONLY));
     for (std::uint64_t i = 1; !stop; ++i) {
       pwriteFull(fd.get(), &i, sizeof i, 0);
       pwriteFull(fd.get(), &i, sizeof i, size - sizeof i);
-      usleep(static_cast<unsigned>(i % 5 * 400));
+      usleep(static_cast<unsigned>(i % 5) * pauseUs);
     }
   });
   int torn = 0;
@@ -738,9 +741,11 @@ TEST_F(Stage, D25_AFileRewrittenInPlaceIsConsistentOrBusyNeverTorn) {
     const Staged r = one("f", 100 + i);
     if (r.status != 0) {
       EXPECT_EQ(r.status, 2);
+      pauseUs = std::min(2 * pauseUs, 400'000U);
       continue;
     }
     ++staged;
+    pauseUs = 400;
     const std::string copy = slot(100 + i);
     std::uint64_t head;
     std::uint64_t tail;
