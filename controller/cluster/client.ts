@@ -31,6 +31,7 @@ const MAX_REPLY_BYTES = 64 * 1024 * 1024;
 const MAX_LINE_BYTES = 16 * 1024 * 1024;
 /** For the answer's first byte of a watch, ms. */
 const WATCH_START_MS = 15_000;
+const UNFIT_PATCH = /the server rejected our request due to an error in our request/;
 /** Reviews ask; they change nothing. */
 const REVIEWS = ['authentication.k8s.io', 'authorization.k8s.io'];
 
@@ -242,12 +243,8 @@ class Client implements Kube {
         options,
       });
     } catch (error) {
-      // The API server answers a failed test with 422 and no reason of its own.
-      if (
-        error instanceof KubeError &&
-        error.status === 422 &&
-        /test.*failed|testing value/i.test(error.message)
-      )
+      // A step that does not fit the object is answered with a 422 that names no field (apiserver, patch.go).
+      if (error instanceof KubeError && error.status === 422 && UNFIT_PATCH.test(error.message))
         throw new KubeError('Conflict', error.message, { status: 422 });
       throw error;
     }

@@ -76,10 +76,10 @@ class Election implements LeaderElection {
     if (!this.running) return;
     this.running = false;
     this.timer?.cancel();
-    await this.ticking;
-    const mine = this.seen?.spec?.holderIdentity === this.identity ? this.seen : null;
     // First no longer leading, then saying so.
     this.end();
+    await this.ticking;
+    const mine = this.seen?.spec?.holderIdentity === this.identity ? this.seen : null;
     if (mine === null) return;
     try {
       const spec = { ...mine.spec, holderIdentity: '', renewTime: this.microTime(), leaseDurationSeconds: 1 };

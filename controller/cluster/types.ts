@@ -196,7 +196,7 @@ export interface Kube {
     patch: object,
     options?: PatchOptions,
   ): Promise<T>;
-  /** A JSON patch (RFC 6902); a failed `test` step is a Conflict. */
+  /** A JSON patch (RFC 6902); Conflict when a step does not fit the object as it is (a failed `test`, a missing path). */
   jsonPatch<T extends KubeObject>(
     kind: Resource<T>,
     name: ObjectName,
