@@ -323,7 +323,7 @@ export class Plan {
     if (same) {
       if (hasOtherNames(have.disk)) {
         // one file under several names that shall be several files
-        this.#ownFile(have, false);
+        this.#ownFile(have, false, true);
         await this.#put(ordinal, record, { ...COPY, copyFrom: Buffer.from(path) });
         return;
       }
@@ -343,12 +343,15 @@ export class Plan {
     await this.#put(ordinal, record, null);
   }
 
-  /** Notes in a difference what becomes of the replica's own file at this path. */
-  #ownFile(have: Have, free: boolean): void {
+  /**
+   * Notes in a difference what becomes of the replica's own file at this path.
+   * @param leaves the path will be another file's
+   */
+  #ownFile(have: Have, free: boolean, leaves = free): void {
     const { row, disk } = have;
     if (!isFile(row)) return;
     const linked = linkGroupOf(row) !== 0n || hasOtherNames(disk);
-    if (free && linked) this.#scratch.regroup(linkGroupOf(row));
+    if (leaves && linked) this.#scratch.regroup(linkGroupOf(row));
     if (this.#o.full) return;
     this.#scratch.touch(Buffer.from(pathOf(row)), Buffer.from(hashOf(row)), free && rowHolds(have), linked);
   }
@@ -378,7 +381,7 @@ export class Plan {
     }
     if (bytes > sizeOf(record) / 2) return false;
     const copy = hasOtherNames(have.disk);
-    this.#ownFile(have, false);
+    this.#ownFile(have, false, copy);
     this.special.set(ordinal, {
       patch: true,
       chunks,
@@ -562,26 +565,35 @@ export class Plan {
   }
 
   /**
-   * One file under several names. One of them carries the content: a name at which it already is, else one of
-   * the group that the manifest does not mention, else a file that moves, else the first, which is pulled.
+   * One file under several names. One of them carries the content: one of the group that the manifest does not
+   * mention (it stays where it is), else a name at which it already is, else a file that moves, else the first, which
+   * is pulled.
    */
   async #group(members: Member[]): Promise<void> {
     const first = members[0] as Member;
-    let leader: Member | null = members.find((m) => m.present) ?? null;
+    let leader: Member | null = null;
     /** inode at which the content is already, 0n: it is put there */
     let ino = 0n;
     let path: Buffer | null = null;
-    if (leader) {
-      path = pathOf(leader.record);
-      if (this.#scratch.claim(leader.ino)) ino = leader.ino;
-      // the inode belongs to another group: this one gets a file of its own
-      else await this.#lateContent(leader.ordinal, leader.record, { ...COPY, copyFrom: Buffer.from(path) });
-    }
     const others = this.#o.full ? [] : await this.#untouched(first);
-    const other = others[0];
-    if (!path && other && this.#scratch.claim(inoOf(other.record))) {
+    const [other] = others;
+    if (other) {
       path = pathOf(other.record);
       ino = inoOf(other.record);
+      if (!this.#scratch.claim(ino)) throw new Drift('a hard link has another file', path);
+    } else {
+      leader = members.find((m) => m.present && !this.#isShared(m) && this.#scratch.claim(m.ino)) ?? null;
+      if (leader) ino = leader.ino;
+      else {
+        // the inode belongs to another group: this one gets a file of its own
+        leader = members.find((m) => m.present) ?? null;
+        if (leader) {
+          const own = pathOf(leader.record);
+          this.#leaves(own);
+          await this.#lateContent(leader.ordinal, leader.record, { ...COPY, copyFrom: Buffer.from(own) });
+        }
+      }
+      if (leader) path = pathOf(leader.record);
     }
     if (!path) {
       const hash = hashOf(first.record);
@@ -594,23 +606,42 @@ export class Plan {
       path = pathOf(leader.record);
     }
     const joined = (m: Member): boolean => m.present && ino !== 0n && m.ino === ino;
-    const changes = members.some((m) => m !== leader && !joined(m)) || this.#scratch.isRegrouped(first.group);
-    // another name, or one less, changes the ctime of all, and so their rows
-    if (changes)
-      for (const o of others)
-        if (inoOf(o.record) === ino) await this.#ops.meta.add(encodeOp(Op.meta, o.record));
+    // Another name, or one less, changes the ctime of all, and so their rows. Whether there is one less can't be told
+    // by the group's number: an old source may have numbered it otherwise.
+    for (const o of others)
+      if (inoOf(o.record) === ino) await this.#ops.meta.add(encodeOp(Op.meta, o.record));
     for (const m of members) {
       if (joined(m)) {
         if (!m.metaSame) this.changed++;
-        if (!m.metaSame || changes) await this.#ops.meta.add(encodeOp(Op.meta, m.record));
+        await this.#ops.meta.add(encodeOp(Op.meta, m.record));
       } else if (m !== leader) {
         this.changed++;
         this.creates++;
+        if (m.ino !== 0n) this.#leaves(pathOf(m.record));
         await this.#ops.link.add(encodeOp(Op.link, m.record, 0, Buffer.from(path)));
         // the name that carries the content may still have the group's old mode or times
         if (!leader) await this.#ops.meta.add(encodeOp(Op.meta, m.record));
       }
     }
+  }
+
+  /** Whether names of other groups, which the manifest does not mention, are names of the member's file too. */
+  #isShared(m: Member): boolean {
+    if (this.#o.full) return false;
+    const row = this.#o.index.get(pathOf(m.record))?.record;
+    const group = row ? linkGroupOf(row) : 0n;
+    return (
+      group !== m.group &&
+      this.#o.index
+        .linkGroup(group)
+        .some(({ record }) => inoOf(record) === m.ino && !this.#scratch.isTouched(pathOf(record)))
+    );
+  }
+
+  /** The path becomes a name of another file than the one that it is a name of now. */
+  #leaves(path: Buffer): void {
+    const row = this.#o.index.get(path)?.record;
+    if (row && linkGroupOf(row) !== 0n) this.#scratch.regroup(linkGroupOf(row));
   }
 
   /** Names of the group with the same content that this difference does not concern. */
@@ -620,7 +651,10 @@ export class Plan {
       const path = pathOf(row.record);
       if (!sameContent(row.record, m.record) || this.#scratch.isTouched(path)) continue;
       const disk = await this.#o.disk.stat(path);
-      if (rowHolds({ row: row.record, disk, diskComplete: true, hashed: null })) out.push(row);
+      // the new names would be names of another file than this one
+      if (!rowHolds({ row: row.record, disk, diskComplete: true, hashed: null }))
+        throw new Drift('a hard link was touched', path);
+      out.push(row);
     }
     return out;
   }

@@ -136,12 +136,6 @@ export class Scratch {
       .all()
       .map((r) => BigInt.asUintN(64, r.grp as bigint));
   }
-  isRegrouped(group: bigint): boolean {
-    return (
-      this.#db !== null &&
-      this.#sql('SELECT 1 FROM regroup WHERE grp = ?').get(BigInt.asIntN(64, group)) !== undefined
-    );
-  }
   /** Claims an inode for a group; false when another group has it. */
   claim(ino: bigint): boolean {
     return (

@@ -117,6 +117,8 @@ export class TestSource implements Puller {
   counts = { offers: 0, differences: 0, packs: 0, ordinals: 0, bytes: 0, done: 0 };
   /** path moved to: path that it had */
   moves = new Map<string, string>();
+  /** number of a hard-link group by its inode: on another node the same files have other inodes */
+  groupOf: (ino: bigint) => bigint = (ino) => ino;
   // what a test breaks
   down = false;
   onPack: ((data: Buffer, at: number) => Promise<Buffer | null> | Buffer | null) | null = null;
@@ -171,7 +173,9 @@ export class TestSource implements Puller {
     );
     const records = new Map<string, Buffer>();
     for (const r of stated) {
-      const now = hashed.get(key(r)) ?? r;
+      const found = hashed.get(key(r)) ?? r;
+      const group = linkGroupOf(found);
+      const now = group === 0n ? found : withFields(found, { linkGroup: this.groupOf(group) });
       const old = before.get(key(r));
       const same =
         old !== undefined &&
