@@ -2,6 +2,7 @@
 import {
   chmodSync,
   closeSync,
+  constants,
   ftruncateSync,
   linkSync,
   lstatSync,
@@ -30,6 +31,9 @@ export function prng(seed: number): () => number {
     return ((t ^ (t >>> 14)) >>> 0) / 4294967296;
   };
 }
+
+/** Never through a link of its own making: that leads out of the tree. */
+const ANEW = constants.O_WRONLY | constants.O_CREAT | constants.O_TRUNC | constants.O_NOFOLLOW;
 
 const NAMES = [
   'a',
@@ -112,14 +116,14 @@ export class RandomWriter {
         case 0:
         case 1:
         case 2:
-          writeFileSync(target, this.bytes(this.int(6000)));
+          writeFileSync(target, this.bytes(this.int(6000)), { flag: ANEW });
           break;
         case 3:
-          if (file) writeFileSync(file, this.bytes(this.int(6000)));
+          if (file) writeFileSync(file, this.bytes(this.int(6000)), { flag: ANEW });
           break;
         case 4: {
           // large
-          const fd = openSync(target, 'w');
+          const fd = openSync(target, ANEW);
           writeSync(fd, this.bytes(1024 * 1024 + this.int(this.maxLarge - 1024 * 1024)));
           closeSync(fd);
           break;
@@ -144,7 +148,7 @@ export class RandomWriter {
           }
           break;
         case 8: {
-          const fd = openSync(target, 'w');
+          const fd = openSync(target, ANEW);
           ftruncateSync(fd, 2 * 1024 * 1024);
           writeSync(fd, this.bytes(4096), 0, 4096, 1024 * 1024);
           closeSync(fd);
@@ -170,7 +174,7 @@ export class RandomWriter {
           if (file) linkSync(file, target);
           break;
         case 16:
-          symlinkSync(this.pick(['nope', '/etc/passwd', '../../..', 'a', '.']) as string, target);
+          symlinkSync(this.pick(['nope', '/nonexistent/absolute', '../../..', 'a', '.']) as string, target);
           break;
         case 17:
           if (thing && !lstatSync(thing).isSymbolicLink()) chmodSync(thing, 0o600 | this.int(0o7777));
@@ -191,7 +195,7 @@ export class RandomWriter {
           if (file) {
             // as editors do it
             const tmp = Buffer.concat([file, Buffer.from('.tmp')]);
-            writeFileSync(tmp, this.bytes(this.int(3000)));
+            writeFileSync(tmp, this.bytes(this.int(3000)), { flag: ANEW });
             renameSync(tmp, file);
           }
           break;
