@@ -206,7 +206,7 @@ class Client implements Kube {
     });
   }
 
-  merge<T extends KubeObject>(
+  async merge<T extends KubeObject>(
     kind: Resource<T>,
     name: ObjectName,
     patch: object,
@@ -217,14 +217,26 @@ class Client implements Kube {
       ...(options.uid === undefined ? {} : { uid: options.uid }),
     };
     const asked = patch as { metadata?: object };
-    return this.json<T>({
-      method: 'PATCH',
-      path: withQuery(pathOf(kind, name, options.subresource), dryRun(options)),
-      body: Object.keys(only).length > 0 ? { ...patch, metadata: { ...asked.metadata, ...only } } : patch,
-      contentType: 'application/merge-patch+json',
-      write: true,
-      options,
-    });
+    try {
+      return await this.json<T>({
+        method: 'PATCH',
+        path: withQuery(pathOf(kind, name, options.subresource), dryRun(options)),
+        body: Object.keys(only).length > 0 ? { ...patch, metadata: { ...asked.metadata, ...only } } : patch,
+        contentType: 'application/merge-patch+json',
+        write: true,
+        options,
+      });
+    } catch (error) {
+      // Another object of the same name is answered as an attempt to change its uid.
+      if (
+        options.uid &&
+        error instanceof KubeError &&
+        error.status === 422 &&
+        /metadata\.uid/.test(error.message)
+      )
+        throw new KubeError('Conflict', error.message, { status: 422 });
+      throw error;
+    }
   }
 
   async jsonPatch<T extends KubeObject>(
