@@ -54,7 +54,9 @@ export function classify(base: Buffer | undefined, now: Buffer, copyMissing: boo
         !copyMissing &&
         kindOf(base) === kind &&
         sameIdentity(base, now) &&
-        samePermissions(base, now)
+        samePermissions(base, now) &&
+        // differs without an event only when the row is from another node's source, which numbered its own inodes
+        linkGroupOf(base) === linkGroupOf(now)
         ? 'none'
         : 'content';
     default: {
@@ -70,7 +72,12 @@ export function classify(base: Buffer | undefined, now: Buffer, copyMissing: boo
  * written. The ctime answers for what the scan does not read: it changes with every attribute and cannot be set.
  */
 export function untouched(base: Buffer, scanned: Buffer): boolean {
-  return kindOf(base) === kindOf(scanned) && sameIdentity(base, scanned) && samePermissions(base, scanned);
+  return (
+    kindOf(base) === kindOf(scanned) &&
+    sameIdentity(base, scanned) &&
+    samePermissions(base, scanned) &&
+    linkGroupOf(base) === linkGroupOf(scanned)
+  );
 }
 
 /** Whether two rows are the same state of the volume: all that a replica is told, without inode and ctime. */

@@ -22,7 +22,18 @@ import {
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import t from 'tap';
-import { Flag, flagsOf, Kind, kindOf, pathOf, seqOf, targetOf } from '../../lib/core/record.ts';
+import {
+  Flag,
+  flagsOf,
+  inoOf,
+  Kind,
+  kindOf,
+  linkGroupOf,
+  pathOf,
+  seqOf,
+  targetOf,
+  withFields,
+} from '../../lib/core/record.ts';
 import { native } from '../../lib/native/load.ts';
 import type { Native } from '../../lib/native/types.ts';
 import { makeBase, makeRig, QUICK, type Rig, type RigOptions, treeDifferences, until } from './support.ts';
@@ -750,3 +761,77 @@ t.test('rows carry the generation in which they changed; nothing else is touched
     ['d/f2', 1],
   ]);
 });
+
+for (const [consistencyMode, batchLimit] of [
+  ['shadow', 1000],
+  ['shadow', 2],
+  ['live', 1000],
+  ['live', 2],
+] as const)
+  t.test(
+    `a promoted replica with hard links: the old source's numbers end with the first generation (${consistencyMode}, ${batchLimit})`,
+    async (t) => {
+      const policy = { ...QUICK, consistencyMode };
+      let rig = await started(
+        t,
+        (live) => {
+          for (const g of ['g', 'h', 'k']) {
+            writeFileSync(join(live, `${g}1`), 'the same content');
+            for (const n of [2, 3]) linkSync(join(live, `${g}1`), join(live, `${g}${n}`));
+          }
+          writeFileSync(join(live, 'single'), 'single');
+        },
+        { deps: { batchLimit } },
+        policy,
+      );
+      const inode = (path: string): bigint => lstatSync(join(rig.live, path), { bigint: true }).ino;
+      await rig.source.stop();
+      // As a replica holds it: identities of this tree, group numbers of another one (here each other's).
+      const numbers = new Map([
+        [inode('g1'), inode('h1')],
+        [inode('h1'), inode('k1')],
+        [inode('k1'), inode('g1')],
+      ]);
+      await rig.store.transaction(() => {
+        for (const { record } of rig.store.page(null, 100)) {
+          const linkGroup = numbers.get(linkGroupOf(record)) ?? 0n;
+          rig.store.put(withFields(record, { linkGroup }), inoOf(record), null);
+        }
+        for (const key of ['copies', 'root']) rig.store.deleteMeta(key);
+      });
+      unlinkSync(join(rig.live, 'g1'));
+      linkSync(join(rig.live, 'h1'), join(rig.live, 'h4'));
+      rig = await rig.restart();
+      t.teardown(() => rig.close());
+      await rig.source.start(policy, 2);
+      await rig.source.flush();
+      t.strictSame(rig.source.generation(), { epoch: 2, seq: 2 });
+      const wrong = (): string[] =>
+        rig.store
+          .page(null, 100)
+          .filter(({ record }) => kindOf(record) === Kind.file)
+          .map(({ record }) => [pathOf(record).toString(), linkGroupOf(record)] as const)
+          .filter(([path, group]) => {
+            const s = lstatSync(join(rig.live, path), { bigint: true });
+            return group !== (s.nlink > 1n ? s.ino : 0n);
+          })
+          .map(([path, group]) => `${path} ${group}`);
+      t.strictSame(wrong(), []);
+      t.strictSame(
+        rig.store.changedSince(1, null, 100).map((r) => pathOf(r.record).toString()),
+        ['', 'g1', 'g2', 'g3', 'h1', 'h2', 'h3', 'h4', 'k1', 'k2', 'k3'],
+        'replicas are told of all groups, and of nothing else',
+      );
+      if (consistencyMode === 'shadow') t.strictSame(same(rig), []);
+      linkSync(join(rig.live, 'k1'), join(rig.live, 'k4'));
+      unlinkSync(join(rig.live, 'h2'));
+      appendFileSync(join(rig.live, 'g3'), ' changed');
+      await rig.source.flush();
+      t.strictSame(wrong(), []);
+      if (consistencyMode === 'shadow') t.strictSame(same(rig), []);
+      t.strictSame(
+        rig.store.changedSince(2, null, 100).map((r) => pathOf(r.record).toString()),
+        ['', 'g2', 'g3', 'h2', 'k4'],
+      );
+    },
+  );
