@@ -72,6 +72,7 @@ export class NodeFence {
   readonly #volumes = new Map<string, Volume>();
   #writers: Set<string> = new Set();
   #reportedAt = -Infinity;
+  #saidAt = -Infinity;
   #freezer: FreezerState | null = null;
 
   /** @param firstBeat random, 1..FIRST_BEAT_RANGE */
@@ -314,16 +315,30 @@ export class NodeFence {
     return { possible: false, reason: 'csi-node does not report to the agent', cgroup: this.#freezer.cgroup };
   }
 
-  /** csi-node says which volumes it has published here, all of them. */
-  report(writers: readonly VolumeName[], freezer: FreezerState | null, now: number): void {
+  /**
+   * csi-node says which volumes it has published here, all of them, also those that it has just announced.
+   * @param at csi-node's boot clock when it said so: what it said before is not taken after what it said later
+   */
+  report(writers: readonly VolumeName[], freezer: FreezerState | null, at: number, now: number): void {
+    if (at < this.#saidAt) return;
+    this.#saidAt = at;
     this.#writers = new Set(writers.map(volumeKey));
     this.#reportedAt = now;
     if (freezer) this.#freezer = freezer;
   }
 
-  /** csi-node is about to publish a volume: from here on it counts as a writer, until a report says otherwise. */
-  announce(name: VolumeName): void {
+  /**
+   * csi-node is about to publish a volume: from here on it counts as a writer, until a later report says otherwise.
+   * @param at as in report()
+   * @returns whether and how long it may run. Only this answer, not an earlier one, allows to start a writer: the
+   * lease may have been given back, or the volume moved, since that one.
+   */
+  announce(name: VolumeName, at: number, now: number): WriterLease {
+    const lease = this.lease(name, now);
+    if (lease.role !== 'active' || lease.released) return lease;
+    this.#saidAt = Math.max(this.#saidAt, at);
     this.#writers.add(volumeKey(name));
+    return lease;
   }
 
   /** What csi-node may know of a volume. */

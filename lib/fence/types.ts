@@ -150,6 +150,8 @@ export interface FenceReleaseReply {
 
 /** POST /fence/report, once a second: all volumes that csi-node has published on this node. */
 export interface WriterReport {
+  /** csi-node's boot clock (CLOCK_BOOTTIME), ms: only for the order of what it says */
+  at: number;
   writers: VolumeName[];
   freezer: FreezerState;
 }
@@ -158,7 +160,12 @@ export interface WriterReportReply {
   volumes: WriterLease[];
 }
 
-/** GET /fence/volumes/:ns/:vol, and one for each volume of a report. */
+/** POST /fence/announce, before a volume is published; only its answer allows to start a writer. */
+export interface WriterAnnouncement extends VolumeName {
+  at: number;
+}
+
+/** GET /fence/volumes/:ns/:vol, the answer to an announcement, and one for each volume of a report. */
 export interface WriterLease extends VolumeName {
   /** `none`: this node has no state of the volume */
   role: 'active' | 'replica' | 'none';

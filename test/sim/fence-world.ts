@@ -40,11 +40,29 @@ export const CALLERS: Readonly<CallerRules> = {
   ownEpoch: true,
 };
 
+/** How often things go wrong; 1 is usual. */
+export interface Trouble {
+  /** messages that arrive many seconds late */
+  stuck: number;
+  /** changes of the promotable set */
+  sets: number;
+  /** restarts and hangs of agents and csi-node */
+  restarts: number;
+  /** planned moves */
+  moves: number;
+  /** leaders that stop for a while */
+  pauses: number;
+  /** reads of the API server that fail or are slow */
+  reads: number;
+}
+export const USUAL: Readonly<Trouble> = { stuck: 1, sets: 1, restarts: 1, moves: 1, pauses: 1, reads: 1 };
+export const WILD: Readonly<Trouble> = { ...USUAL, stuck: 5, sets: 5, restarts: 5 };
+
 export interface Options {
   rules?: Partial<FenceRules>;
   callers?: Partial<CallerRules>;
-  /** five times the trouble */
-  wild?: boolean;
+  /** how many times more of each kind of trouble than usual */
+  trouble?: Partial<Trouble>;
   /** no faults, and nobody moves anything */
   calm?: boolean;
   seconds?: number;
@@ -113,12 +131,14 @@ class Node {
   fence!: NodeFence;
   /** real time until which the agent is down or hangs */
   awayUntil = 0;
-  beatAt = 0;
+  beatAt = Number.NEGATIVE_INFINITY;
   batchAt = 0;
   /* csi-node */
   csiAwayUntil = 0;
   askAt = 0;
   wanted = true;
+  /** the announcement of a writer is under way */
+  publishing = false;
   writer: Fence | null = null;
   /** epoch that csi-node noted when it published */
   publishedIn = 0;
@@ -139,7 +159,7 @@ class Controller {
   term = 0;
   pausedUntil = 0;
   loopAt = 0;
-  pollAt = 0;
+  pollAt = Number.NEGATIVE_INFINITY;
   read: { record: VolumeRecord; rv: number } | null = null;
   replies = new Map<string, FencePollReply>();
   attempt: { epoch: number; target: NodeName; planned: boolean } | null = null;
@@ -228,7 +248,7 @@ export function simulate(seed: number, options: Options = {}): Outcome {
   const random = new Random(seed);
   const rules: FenceRules = { ...PROTOCOL, ...options.rules };
   const callers: CallerRules = { ...CALLERS, ...options.callers };
-  const trouble = options.wild ? 5 : 1;
+  const trouble: Trouble = { ...USUAL, ...options.trouble };
   const end = (options.seconds ?? 240) * 1000;
   const history: string[] = [];
   const outcome: Outcome = {
@@ -263,6 +283,8 @@ export function simulate(seed: number, options: Options = {}): Outcome {
     promotable: { version: 1, nodes: ['b', 'c'], adding: [] },
   };
   let rv = 1;
+  /** newest epoch in which something was written */
+  let newest = 0;
   let leader: { name: string; until: number; term: number } = { name: '', until: -1, term: 0 };
 
   const firstBeat = (): number => (callers.freshNumbers ? 1 + Math.floor(random.next() * 2 ** 47) : 1);
@@ -295,7 +317,7 @@ export function simulate(seed: number, options: Options = {}): Outcome {
     if (cut.has(link(from, to)) || random.chance(0.05)) return;
     let delay = random.wait(50);
     // Stuck in a retransmission queue.
-    if (random.chance(0.05 * trouble)) delay += random.wait(15_000);
+    if (random.chance(0.05 * trouble.stuck)) delay += random.wait(15_000);
     push(t + delay, from, to, message);
   };
 
@@ -450,8 +472,13 @@ export function simulate(seed: number, options: Options = {}): Outcome {
       }
     }
     if (k.term === 0 || (rules.onlyWhileLeading && !k.fence.leads(at))) return;
-    if (api && random.chance(0.8))
-      push(t + random.wait(30), 'api', k.name, { kind: 'read', term: k.term, record: status, rv });
+    if (api && random.chance(0.8 / trouble.reads))
+      push(t + random.wait(30 * trouble.reads), 'api', k.name, {
+        kind: 'read',
+        term: k.term,
+        record: status,
+        rv,
+      });
     if (!k.read) return;
     const { record } = k.read;
     const active = record.activeNode as NodeName;
@@ -473,10 +500,10 @@ export function simulate(seed: number, options: Options = {}): Outcome {
     if (!k.writing || random.chance(0.02)) {
       // The set: every other node, now and then without one of them.
       const others = NODES.filter((n) => n !== active);
-      const wanted = random.chance(0.03 * trouble) ? others.filter(() => random.chance(0.5)) : null;
+      const wanted = random.chance(0.03 * trouble.sets) ? others.filter(() => random.chance(0.5)) : null;
       const next = wanted
         ? nextPromotable(record.promotable, wanted, k.fence.acknowledged(NAME), rules)
-        : random.chance(0.3)
+        : random.chance(0.2 * trouble.sets)
           ? nextPromotable(record.promotable, others, k.fence.acknowledged(NAME), rules)
           : null;
       if (next) {
@@ -485,7 +512,7 @@ export function simulate(seed: number, options: Options = {}): Outcome {
       }
     }
     // A planned move: the pod goes, then the lease is given back.
-    if (k.plannedUntil === 0 && !options.calm && random.chance(0.004)) {
+    if (k.plannedUntil === 0 && !options.calm && random.chance(0.004 * trouble.moves)) {
       k.plannedUntil = t + 20_000;
       nodeOf(active).wanted = random.chance(0.1);
     }
@@ -538,15 +565,40 @@ export function simulate(seed: number, options: Options = {}): Outcome {
     }
   };
 
+  /** csi-node announces the writer first; only the answer to that says whether and how long it may run. */
+  const publish = (node: Node): void => {
+    const askedAt = now(node);
+    node.publishing = true;
+    push(t + random.wait(5), node.name, node.name, {
+      kind: 'csi',
+      work: () => {
+        const lease = node.fence.announce(NAME, askedAt, now(node));
+        push(t + random.wait(20), 'agent', node.name, {
+          kind: 'csi',
+          work: () => {
+            node.publishing = false;
+            const end = askedAt + (lease.remainingMs ?? 0);
+            if (!node.wanted || lease.role !== 'active' || lease.released || now(node) >= end) return;
+            node.publishedIn = lease.epoch;
+            node.writer = new WriterFence(lease.epoch, end);
+            node.writing = true;
+            note(`${node.name} starts a writer in epoch ${lease.epoch}`);
+          },
+        });
+      },
+    });
+  };
+
   const csiAsk = (node: Node): void => {
     const askedAt = now(node);
+    const writers = node.writer || node.publishing ? [NAME] : [];
     // The question goes to the agent of the same pod; the answer may take its time.
     push(t + random.wait(5), node.name, node.name, {
       kind: 'csi',
       work: () => {
-        node.fence.report(node.writer || node.writing ? [NAME] : [], null, now(node));
+        node.fence.report(writers, null, askedAt, now(node));
         const lease = node.fence.lease(NAME, now(node));
-        const delay = random.chance(0.02 * trouble) ? random.wait(4_000) : random.wait(5);
+        const delay = random.chance(0.02 * trouble.restarts) ? random.wait(4_000) : random.wait(5);
         push(t + delay, 'agent', node.name, {
           kind: 'csi',
           work: () => {
@@ -559,21 +611,7 @@ export function simulate(seed: number, options: Options = {}): Outcome {
               node.writer.answer(renewed, counted);
               return;
             }
-            const remaining = lease.remainingMs ?? 0;
-            if (
-              node.wanted &&
-              lease.role === 'active' &&
-              !lease.released &&
-              now(node) < counted + remaining
-            ) {
-              node.fence.announce(NAME);
-              // Between the answer and the announcement the lease may have been given back.
-              if (node.fence.lease(NAME, now(node)).released) return;
-              node.publishedIn = lease.epoch;
-              node.writer = new WriterFence(lease.epoch, counted + remaining);
-              node.writing = true;
-              note(`${node.name} starts a writer in epoch ${lease.epoch}`);
-            }
+            if (node.wanted && !node.publishing && lease.role === 'active') publish(node);
           },
         });
       },
@@ -634,14 +672,15 @@ export function simulate(seed: number, options: Options = {}): Outcome {
         for (const other of everybody) if (other !== one) cut.add(link(one, other));
         note(`${one} is cut off`);
       }
-      if (random.chance(p / 20)) random.pick(controllers).pausedUntil = t + random.wait(12_000);
-      if (random.chance((p * trouble) / 40)) {
+      if (random.chance((p * trouble.pauses) / 20))
+        random.pick(controllers).pausedUntil = t + random.wait(12_000);
+      if (random.chance((p * trouble.restarts) / 40)) {
         const node = random.pick(nodes);
         note(`the agent of ${node.name} restarts`);
         start(node);
       }
-      if (random.chance((p * trouble) / 40)) random.pick(nodes).awayUntil = t + random.wait(8_000);
-      if (random.chance((p * trouble) / 80)) {
+      if (random.chance((p * trouble.restarts) / 40)) random.pick(nodes).awayUntil = t + random.wait(8_000);
+      if (random.chance((p * trouble.restarts) / 80)) {
         const node = random.pick(nodes);
         if (node.writer) {
           note(`csi-node of ${node.name} restarts`);
@@ -687,8 +726,14 @@ export function simulate(seed: number, options: Options = {}): Outcome {
     }
     const writers = nodes.filter((node) => node.writing);
     if (writers.length === 0) outcome.still += STEP;
-    if (writers.length > 1) {
+    for (const { name, publishedIn } of writers) {
+      if (publishedIn < newest && !outcome.bad)
+        outcome.bad = `${name} goes on in epoch ${publishedIn} after epoch ${newest} was written`;
+      newest = Math.max(newest, publishedIn);
+    }
+    if (writers.length > 1)
       outcome.bad = `two writers: ${writers.map((w) => `${w.name} (epoch ${w.publishedIn})`).join(' and ')}`;
+    if (outcome.bad) {
       note(outcome.bad);
       break;
     }
