@@ -35,6 +35,15 @@ export function prng(seed: number): () => number {
 /** Never through a link of its own making: that leads out of the tree. */
 const ANEW = constants.O_WRONLY | constants.O_CREAT | constants.O_TRUNC | constants.O_NOFOLLOW;
 
+function writeAnew(path: Buffer, data: Buffer): void {
+  const fd = openSync(path, ANEW);
+  try {
+    writeFileSync(fd, data);
+  } finally {
+    closeSync(fd);
+  }
+}
+
 const NAMES = [
   'a',
   'b',
@@ -116,10 +125,10 @@ export class RandomWriter {
         case 0:
         case 1:
         case 2:
-          writeFileSync(target, this.bytes(this.int(6000)), { flag: ANEW });
+          writeAnew(target, this.bytes(this.int(6000)));
           break;
         case 3:
-          if (file) writeFileSync(file, this.bytes(this.int(6000)), { flag: ANEW });
+          if (file) writeAnew(file, this.bytes(this.int(6000)));
           break;
         case 4: {
           // large
@@ -195,7 +204,7 @@ export class RandomWriter {
           if (file) {
             // as editors do it
             const tmp = Buffer.concat([file, Buffer.from('.tmp')]);
-            writeFileSync(tmp, this.bytes(this.int(3000)), { flag: ANEW });
+            writeAnew(tmp, this.bytes(this.int(3000)));
             renameSync(tmp, file);
           }
           break;
