@@ -25,6 +25,7 @@ export const PACKAGES: readonly SystemPackage[] = [
   { name: 'curl', program: 'curl', suites: ['real'] },
   { name: 'chromium', program: 'chromium', suites: ['real'] },
   { name: 'attr', program: 'getfattr', suites: ['real'] },
+  { name: 'g++-aarch64-linux-gnu', program: 'aarch64-linux-gnu-g++', suites: ['arm64'] },
   { name: 'xfsprogs', program: 'mkfs.xfs', suites: ['native'] },
 ];
 
