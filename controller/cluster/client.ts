@@ -564,6 +564,7 @@ class Client implements Kube {
             return;
           }
           limit = options.quietMs;
+          options.opened?.();
           const lines = new Lines((line) => {
             const read = readEvent<T>(what, line);
             if (read !== null) event(read);

@@ -19,7 +19,7 @@ import type {
 } from './types.ts';
 
 const RELIST_MS = 30 * 60_000;
-/** Bookmarks come about once a minute. */
+/** Bookmarks come about once a minute, if at all (see WatchOptions). */
 const QUIET_MS = 90_000;
 /** The server ends a watch after this, seconds, spread so that watches do not end together. */
 const WATCH_SECONDS = [240, 480] as const;
@@ -59,6 +59,8 @@ class Copy<T extends KubeObject, P> implements Informer<P> {
   private heardAt: number | null = null;
   private relistAt = 0;
   private failures = 0;
+  /** The server took the watch that is or was the last one. */
+  private opened = false;
   private readonly complained = new Set<Key>();
 
   constructor(options: InformerOptions<T, P>) {
@@ -132,6 +134,7 @@ class Copy<T extends KubeObject, P> implements Informer<P> {
       const started = clock.boot();
       const events = this.counters.events + this.counters.bookmarks;
       try {
+        this.opened = false;
         if (version === null || clock.boot() >= this.relistAt) version = await this.list();
         version = await this.watch(version, (latest) => {
           version = latest;
@@ -141,12 +144,15 @@ class Copy<T extends KubeObject, P> implements Informer<P> {
         else this.failures = 0;
       } catch (error) {
         if (signal.aborted) break;
-        this.lastError = errorText(error);
+        if (!(isKubeError(error, 'Timeout') && this.opened)) this.lastError = errorText(error);
         if (isKubeError(error, 'Gone')) {
           this.counters.gone++;
           version = null;
-        } else if (isKubeError(error, 'Timeout') && this.synced()) this.counters.silent++;
-        else this.counters.errors++;
+        } else if (isKubeError(error, 'Timeout') && this.opened) {
+          // Perhaps nothing happened, perhaps the connection is dead: only a new one tells.
+          this.counters.silent++;
+          continue;
+        } else this.counters.errors++;
         this.options.logger.warn(
           { kind: this.kind.plural, failures: this.failures + 1, error: this.lastError },
           'the copy of the cluster is not up to date; trying again',
@@ -238,6 +244,7 @@ class Copy<T extends KubeObject, P> implements Informer<P> {
     const left = Math.max(1, Math.ceil((this.relistAt - clock.boot()) / 1000));
     let version = from;
     this.counters.watches++;
+    this.opened = false;
     await kube.watch(
       kind,
       {
@@ -248,6 +255,10 @@ class Copy<T extends KubeObject, P> implements Informer<P> {
         timeoutSeconds: Math.min(seconds, left),
         quietMs: this.options.quietMs ?? QUIET_MS,
         signal: this.stopping.signal,
+        opened: () => {
+          this.opened = true;
+          this.heard();
+        },
       },
       (event) => {
         this.heard();

@@ -158,8 +158,13 @@ export interface WatchOptions {
   resourceVersion: string;
   /** the server ends the watch after this, seconds */
   timeoutSeconds: number;
-  /** nothing heard for this long (not even a bookmark, which comes every minute): the watch is given up, ms */
+  /**
+   * Nothing heard for this long: the watch is given up, ms. Bookmarks come once a minute, but not before the server has
+   * seen a change of this kind since it was started: silence is a reason to ask anew, not yet a fault.
+   */
   quietMs: number;
+  /** the server has taken the watch */
+  opened?: () => void;
   signal?: AbortSignal | undefined;
 }
 
@@ -249,7 +254,7 @@ export interface InformerCounters {
   bookmarks: number;
   /** lists that were needed because the server had forgotten where the watch was (410) */
   gone: number;
-  /** watches given up because nothing was heard */
+  /** watches begun anew because nothing was heard; ordinary for kinds that rarely change */
   silent: number;
   /** other failures of lists and watches */
   errors: number;
@@ -272,7 +277,7 @@ export interface Informer<P> {
   synced(): boolean;
   /** Resolves when it is; rejects when stopped before. */
   whenSynced(): Promise<void>;
-  /** Milliseconds since the API server was last heard (list, event, bookmark): how old this copy may be. */
+  /** Milliseconds since the API server was last heard (list, watch, event, bookmark): how old this copy may be. */
   ageMs(): number;
   /** Called after the copy changed; a throwing listener concerns nobody else. Returns how to end it. */
   onChange(listener: (change: Change<P>) => void): () => void;
