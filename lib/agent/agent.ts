@@ -571,7 +571,9 @@ export class Agent implements AgentApi {
     if (!source || !delivery)
       throw new SimpleVolumeError('NOT_ACTIVE', `no watch of ${volumeKey(request)} runs on this node`);
     const end = this.#clock.boot() + request.timeoutMs;
-    const sealed = await this.#inTime(source.flush(), request.timeoutMs);
+    // 0: seal, and tell who holds it; no replica is waited for
+    const atOnce = request.timeoutMs === 0;
+    const sealed = atOnce ? await source.flush() : await this.#inTime(source.flush(), request.timeoutMs);
     if (!sealed)
       throw new SimpleVolumeError(
         'TIMEOUT',
@@ -581,7 +583,7 @@ export class Agent implements AgentApi {
     const count = request.confirm === 'all' ? delivery.targets.length : request.confirm;
     const left = Math.max(0, end - this.#clock.boot());
     const confirmed = await delivery.waitForHolders(generation, count, left);
-    if (confirmed.length < count)
+    if (!atOnce && confirmed.length < count)
       throw new SimpleVolumeError(
         'TIMEOUT',
         `${confirmed.length} of ${count} replicas confirmed ${formatGeneration(generation)} in time${confirmed.length ? ` (${confirmed.join(', ')})` : ''}`,

@@ -36,6 +36,7 @@ export class VolumeEntry implements VolumeName {
   readonly volume: string;
   readonly paths: VolumePaths;
   readonly store: VolumeStore;
+  /** names the volume in each of its lines */
   readonly log: Logger;
   readonly #parts: VolumeParts;
   readonly #serial = new Serial();
@@ -159,7 +160,7 @@ export class VolumeEntry implements VolumeName {
       await this.#remember(epoch, 'active', watch);
       this.#source ??= this.#parts.source(this);
       await this.#begin(watch, epoch);
-      this.log.info({ volume: volumeKey(this), epoch, targets: watch.targets.length }, 'watch started');
+      this.log.info({ epoch, targets: watch.targets.length }, 'watch started');
       return this.status();
     });
   }
@@ -172,7 +173,7 @@ export class VolumeEntry implements VolumeName {
       await this.#parts.stopDelivery(this);
       await this.#source.stop();
       await this.#remember(epoch ?? this.epoch, 'active', null);
-      this.log.info({ volume: volumeKey(this) }, 'watch stopped');
+      this.log.info({}, 'watch stopped');
       return this.status();
     });
   }
@@ -188,7 +189,7 @@ export class VolumeEntry implements VolumeName {
             `this node is the active one of ${volumeKey(this)} in epoch ${this.epoch}`,
           );
         this.log.warn(
-          { volume: volumeKey(this), epoch: request.epoch, was: this.epoch, source: request.source.node },
+          { epoch: request.epoch, was: this.epoch, source: request.source.node },
           'another node is active in a newer epoch: this one steps down, its tree goes to the backups',
         );
         if (this.#source) {

@@ -111,7 +111,7 @@ export class ReplicaVolume implements ServedVolume {
     this.namespace = o.name.namespace;
     this.volume = o.name.volume;
     this.#limits = { floorBytes: 64 * 1024 * 1024, retryMinMs: 1000, retryMaxMs: 60_000, ...o.limits };
-    this.#log = o.log.child({ volume: volumeKey(o.name) });
+    this.#log = o.log;
     this.#clock = o.clock;
     this.#store = o.store;
     this.#isActive = o.isActive ?? (() => false);
@@ -588,6 +588,7 @@ export class ReplicaVolume implements ServedVolume {
 
   status(): ReplicaStatus {
     const held = this.#held;
+    const age = this.#fresh.ageMs;
     const { entries, bytes } = held ? this.#store.totals() : { entries: 0, bytes: 0 };
     const conditions = [...this.#conditions.values()];
     if (this.#fresh.byWallClock)
@@ -604,7 +605,7 @@ export class ReplicaVolume implements ServedVolume {
       epoch: this.epoch(),
       generation: held ? (held.complete ? held.generation : held.lastComplete) : null,
       wanted: this.#told && formatGeneration(this.#told),
-      freshAgeMs: held ? this.#fresh.ageMs : null,
+      freshAgeMs: held && age !== null ? Math.ceil(age) : null,
       entries,
       bytes,
       conditions,

@@ -12,7 +12,6 @@ import {
 } from '../core/generation.ts';
 import { type HttpClient, RemoteError } from '../core/http-client.ts';
 import type { Clock, Logger, Target, TargetStatus, VolumeName } from '../core/parts.ts';
-import { volumeKey } from '../core/parts.ts';
 import type { VolumePolicy } from '../core/policy.ts';
 import type { Beats } from './beats.ts';
 
@@ -27,6 +26,7 @@ const CUTS = 1_000;
 export interface DeliveryDeps {
   http: HttpClient;
   clock: Clock;
+  /** names the volume in each of its lines */
   log: Logger;
   beats: Beats;
   /** this node's name */
@@ -190,7 +190,7 @@ export class Delivery implements VolumeName {
       lane.superseded = true;
       lane.state = 'superseded';
       this.#deps.log.error(
-        { volume: volumeKey(this), target: lane.target.node, epoch: this.epoch },
+        { target: lane.target.node, epoch: this.epoch },
         'a newer epoch of this volume exists: this node is no longer its active one',
       );
       return;
@@ -201,7 +201,6 @@ export class Delivery implements VolumeName {
     if (lane.failures === 1 || lane.failures % 20 === 0)
       this.#deps.log.warn(
         {
-          volume: volumeKey(this),
           target: lane.target.node ?? lane.target.url,
           error: message,
           failures: lane.failures,

@@ -129,6 +129,53 @@ t.test('prepare keeps its time also while a first copy is still being sealed', a
   await a.call('POST', '/replication/watch/stop', volume);
 });
 
+t.test('prepare with a timeout of 0 seals and waits for no replica', async (t) => {
+  const volume = named('at-once');
+  const live = a.live(volume);
+  fill(live, 50, 1000);
+  await cluster.watch('a', volume, { targets: ['b'], debounce: '1h', maxDelay: '1h' });
+  await cluster.settle('a', volume);
+  const before = (await source(a, volume)).generation as string;
+  process.kill(b.pid as number, 'SIGSTOP');
+  try {
+    fs.writeFileSync(path.join(live, 'last'), 'words');
+    const sealed = await a.call<{ generation: string; quiescent: boolean; confirmed: string[] }>(
+      'POST',
+      '/replication/prepare',
+      { ...volume, confirm: 'all', timeout: '0s' },
+    );
+    t.equal(sealed.generation, (await source(a, volume)).generation);
+    t.not(sealed.generation, before, 'sealed');
+    t.equal(sealed.quiescent, true);
+    t.same(sealed.confirmed, [], 'and nobody holds it yet');
+  } finally {
+    process.kill(b.pid as number, 'SIGCONT');
+  }
+  await cluster.settle('a', volume);
+  const again = await a.call<{ confirmed: string[] }>('POST', '/replication/prepare', {
+    ...volume,
+    timeout: '0s',
+  });
+  t.same(again.confirmed, ['b'], 'who holds it already is named');
+  await a.call('POST', '/replication/watch/stop', volume);
+});
+
+t.test('a line of the log names its volume once; an age is whole milliseconds', async (t) => {
+  const volume = named('log');
+  fill(a.live(volume), 3, 100);
+  await cluster.watch('a', volume, { targets: ['b'], debounce: '50ms' });
+  await cluster.settle('a', volume);
+  const age = await waitFor('b has an age', async () => (await replica(b, volume)).freshAgeMs);
+  t.ok(Number.isInteger(age), String(age));
+  await a.call('POST', '/replication/watch/stop', volume);
+  const lines = [a, b].flatMap((agent) => fs.readFileSync(agent.logFile, 'utf8').trim().split('\n'));
+  t.ok(lines.some((line) => line.includes('"volume":"replication/log"')));
+  t.same(
+    lines.filter((line) => line.split('"volume":').length > 2),
+    [],
+  );
+});
+
 t.test('B1: a volume that nobody writes to stays fresh', async (t) => {
   const volume = named('idle');
   fill(a.live(volume), 5, 1000);
