@@ -378,8 +378,12 @@ export class Agent implements AgentApi {
         volume,
         epoch,
         look: () => ({ generation: source.generation(), complete: source.complete() }),
-        answer: (target: (typeof delivery.targets)[number], generation: string | null, state: string) =>
-          delivery.beat(target, generation, state),
+        answer: (
+          target: (typeof delivery.targets)[number],
+          generation: string | null,
+          state: string,
+          seen: number,
+        ) => delivery.beat(target, generation, state, seen),
       };
       for (const target of delivery.targets) this.#beats.add(target, beat);
       this.#deliveries.set(entry, {

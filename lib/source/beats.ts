@@ -13,8 +13,8 @@ export interface BeatVolume extends VolumeName {
   epoch: number;
   /** the newest sealed generation, and whether anything is pending beyond it; both of the same moment */
   look(): { generation: Generation | null; complete: boolean };
-  /** what the target answered for this volume */
-  answer(target: Target, generation: string | null, state: string): void;
+  /** what the target answered for this volume; epoch: the highest that it has seen */
+  answer(target: Target, generation: string | null, state: string, epoch: number): void;
 }
 
 interface BeatReply {
@@ -134,22 +134,31 @@ export class Beats {
     const work = (async () => {
       // The order matters: the echo is taken before the state is looked at.
       const { echo } = pair;
+      let settled = true;
       try {
         await this.#deps.settle?.();
       } catch {
-        // No watcher right now: nothing of this agent is complete then, and the volumes say so.
+        // No watcher right now: a change may wait in the kernel's queue, so nothing is called complete.
+        settled = false;
       }
       const members = [...pair.members];
-      const volumes = members.map(({ volume }) => {
-        const { generation, complete } = volume.look();
-        return {
-          namespace: volume.namespace,
-          volume: volume.volume,
-          epoch: volume.epoch,
-          generation: generation && formatGeneration(generation),
-          complete,
-          echo,
-        };
+      const volumes = members.flatMap(({ volume }) => {
+        try {
+          const { generation, complete } = volume.look();
+          return [
+            {
+              namespace: volume.namespace,
+              volume: volume.volume,
+              epoch: volume.epoch,
+              generation: generation && formatGeneration(generation),
+              complete: complete && settled,
+              echo,
+            },
+          ];
+        } catch (error) {
+          this.#failed(volume, error);
+          return [];
+        }
       });
       try {
         const { body } = await this.#call(pair.target, volumes, this.#abort.signal);
@@ -161,7 +170,11 @@ export class Beats {
         for (const { target, volume } of members) {
           target.node ??= body.node;
           const answer = answers.get(volumeKey(volume));
-          if (answer) volume.answer(target, answer.generation, answer.state);
+          try {
+            if (answer) volume.answer(target, answer.generation, answer.state, answer.epoch);
+          } catch (error) {
+            this.#failed(volume, error);
+          }
         }
       } catch (error) {
         pair.failures++;
@@ -177,6 +190,13 @@ export class Beats {
     pair.beating = null;
     if (this.#abort.signal.aborted || pair.members.length === 0) return;
     pair.timer = this.#deps.clock.setTimeout(() => void this.#beat(pair), this.#deps.intervalMs);
+  }
+
+  #failed(volume: BeatVolume, error: unknown): void {
+    this.#deps.log.debug(
+      { volume: volumeKey(volume), error: (error as Error).message },
+      'a volume could not take part in a beat',
+    );
   }
 
   async stop(): Promise<void> {

@@ -187,12 +187,7 @@ export class Delivery implements VolumeName {
     const { code, message } = error as RemoteError;
     lane.lastError = message;
     if (code === 'EPOCH_OLD') {
-      lane.superseded = true;
-      lane.state = 'superseded';
-      this.#deps.log.error(
-        { target: lane.target.node, epoch: this.epoch },
-        'a newer epoch of this volume exists: this node is no longer its active one',
-      );
+      this.#supersede(lane);
       return;
     }
     const base = Math.min(FIRST_BACKOFF_MS * 2 ** lane.failures, LAST_BACKOFF_MS);
@@ -217,10 +212,27 @@ export class Delivery implements VolumeName {
     );
   }
 
-  /** A replica says what it holds: by a confirmation, or in the answer to a beat. */
+  /** A newer epoch exists: nothing more is sent, and what the replica holds from now on is not of this line. */
+  #supersede(lane: Lane): void {
+    if (lane.superseded) return;
+    lane.superseded = true;
+    lane.state = 'superseded';
+    lane.timer?.cancel();
+    lane.timer = null;
+    this.#deps.log.error(
+      { target: lane.target.node, epoch: this.epoch },
+      'a newer epoch of this volume exists: this node is no longer its active one',
+    );
+  }
+
+  /**
+   * A replica confirms what it has just applied. Confirmations may be late: an older one takes nothing back, only
+   * the answer to a beat tells what is held now.
+   */
   holds(node: string, generation: Generation, state: string): void {
     for (const lane of this.#lanes) {
-      if (lane.target.node !== node) continue;
+      if (lane.target.node !== node || lane.superseded || generation.epoch > this.epoch) continue;
+      if (lane.confirmed && compareGenerations(generation, lane.confirmed) < 0) continue;
       lane.confirmed = generation;
       lane.state = state;
       lane.lastError = null;
@@ -228,10 +240,17 @@ export class Delivery implements VolumeName {
     for (const wake of this.#waiting.splice(0)) wake();
   }
 
-  /** The answer to a beat: a replica that lags and does nothing about it is told again (it may have restarted). */
-  beat(target: Target, generation: string | null, state: string): void {
+  /**
+   * The answer to a beat: a replica that lags and does nothing about it is told again (it may have restarted).
+   * @param epoch highest that the replica has seen
+   */
+  beat(target: Target, generation: string | null, state: string, epoch: number): void {
     const lane = this.#lanes.find((l) => l.target === target);
     if (!lane || lane.superseded) return;
+    if (epoch > this.epoch) {
+      this.#supersede(lane);
+      return;
+    }
     lane.state = state;
     const held = generation ? parseGeneration(generation) : null;
     if (held && (!lane.confirmed || compareGenerations(held, lane.confirmed) !== 0)) {
