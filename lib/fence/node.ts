@@ -141,7 +141,7 @@ export class NodeFence {
     if (role === 'replica') {
       volume.active = null;
       if (stepsDown) volume.replica = new ReplicaFence(volume.replica.state, now, this.#leaseMs, this.#rules);
-    } else if (this.#rules.ownEpochOnly || !volume.active) volume.active = this.#activeFence(volume, now);
+    } else volume.active = this.#activeFence(volume, now);
   }
 
   /** Takes the set and the mode that the controller tells for the epoch in which this node is active. */
