@@ -1,0 +1,524 @@
+/**
+ * Carries a plan out. Every action is idempotent and the plan is made anew from what is there each time, so that whoever
+ * leads next finishes what a crash between any two writes left undone. Every write goes through a client that is gated by
+ * leadership; every write to an agent carries the epoch, which it refuses when it has seen a newer one.
+ */
+import type { VolumeName } from '../../lib/core/parts.ts';
+import {
+  apiVersion,
+  CLAIMS,
+  CLUSTER_SIMPLE_VOLUMES,
+  errorText,
+  isKubeError,
+  type Kube,
+  NODES,
+  PODS,
+  referenceTo,
+  SIMPLE_VOLUMES,
+  VOLUMES,
+} from '../cluster/index.ts';
+import type { Clock, Logger, ObjectReference, Recorder, SimpleVolume } from '../cluster/types.ts';
+import {
+  type Action,
+  type ActionBody,
+  FINALIZER,
+  type Observed,
+  type SimpleVolumePolicy,
+  type VolumePlan,
+} from '../plan/types.ts';
+import { REQUEST_KEY, requestOf } from '../trigger/runs.ts';
+import { type Agents, wasAnswered } from './agents.ts';
+import type { FenceDriver } from './fence.ts';
+import type { VolumeMemory } from './memory.ts';
+import { catchUp, fullSync, prepare, type Turns } from './operations.ts';
+import { decide } from './promote.ts';
+
+export interface ActContext {
+  /** gated by leadership */
+  kube: Kube;
+  agents: Agents;
+  fence: FenceDriver;
+  recorder: Recorder;
+  clock: Clock;
+  logger: Logger;
+  fullSyncTurns: Turns;
+  /** asks for another look at a volume */
+  look: (key: string) => void;
+  /** the object as this process has just written it; caches may be behind */
+  written: (object: SimpleVolume) => void;
+  /** called after each write, for metrics and for tests that end the process there */
+  wrote: (what: string) => void;
+}
+
+export interface Applied {
+  /** look again after this, ms; null: when something changes */
+  againMs: number | null;
+  failed: { id: string; error: string }[];
+}
+
+type Of<K extends ActionBody['kind']> = Extract<ActionBody, { kind: K }>;
+
+/** As JSON with sorted keys: what the API server would keep. */
+export function canonical(value: unknown): string {
+  return JSON.stringify(value, (_, one: unknown) =>
+    one !== null && typeof one === 'object' && !Array.isArray(one)
+      ? Object.fromEntries(Object.entries(one).sort(([a], [b]) => (a < b ? -1 : 1)))
+      : one,
+  );
+}
+
+/** Carries out one plan of one volume. Throws only when this process does not lead (any more). */
+export async function applyPlan(
+  context: ActContext,
+  observed: Observed,
+  plan: VolumePlan,
+  memory: VolumeMemory,
+): Promise<Applied> {
+  if (!plan.ours) return { againMs: null, failed: [] };
+  const volume = new VolumeActs(context, observed, plan, memory);
+  try {
+    return await volume.run();
+  } finally {
+    volume.events();
+  }
+}
+
+class VolumeActs {
+  private readonly c: ActContext;
+  private readonly observed: Observed;
+  private readonly plan: VolumePlan;
+  private readonly memory: VolumeMemory;
+  private readonly key: string;
+  /** as read, then as written by this plan */
+  private object: SimpleVolume | null;
+  private againMs: number | null;
+
+  constructor(context: ActContext, observed: Observed, plan: VolumePlan, memory: VolumeMemory) {
+    this.c = context;
+    this.observed = observed;
+    this.plan = plan;
+    this.memory = memory;
+    this.key = `${observed.namespace}/${observed.claimName}`;
+    this.object = observed.object;
+    this.againMs = plan.nextLookMs;
+  }
+
+  private soon(ms: number): void {
+    this.againMs = this.againMs === null ? ms : Math.min(this.againMs, ms);
+  }
+
+  private get pool(): string {
+    return this.object?.spec.pool ?? this.observed.volume?.pool ?? '';
+  }
+
+  private get name(): VolumeName {
+    if (this.observed.name === null) throw new Error('the volume has no name yet');
+    return this.observed.name;
+  }
+
+  async run(): Promise<Applied> {
+    const { fence } = this.c;
+    const { name } = this.observed;
+    if (this.object) fence.observe(this.object, this.plan.fencing);
+    if (name) fence.withhold(this.pool, name, this.plan.withholdLease);
+    const failed: { id: string; error: string }[] = [];
+    if (!(await this.status())) {
+      this.soon(200);
+      return { againMs: this.againMs, failed };
+    }
+    const undone = new Set<string>();
+    for (const action of this.plan.actions) {
+      if (action.needs?.some((need) => undone.has(need))) {
+        undone.add(action.id);
+        continue;
+      }
+      try {
+        if (!(await this.act(action))) undone.add(action.id);
+      } catch (error) {
+        if (isKubeError(error, 'NotLeader')) throw error;
+        undone.add(action.id);
+        failed.push({ id: action.id, error: errorText(error) });
+        this.c.logger.warn(
+          { volume: this.key, action: action.id, error: errorText(error) },
+          'an action failed; it is repeated',
+        );
+      }
+    }
+    return { againMs: this.againMs, failed };
+  }
+
+  /** The status by compare-and-swap; false: somebody else has written, look anew. */
+  private async status(): Promise<boolean> {
+    const { status } = this.plan;
+    if (status === null || this.object === null) return true;
+    if (canonical(status) === canonical(this.object.status ?? {})) return true;
+    try {
+      this.took(
+        await this.c.kube.replace(
+          SIMPLE_VOLUMES,
+          { ...this.object, status },
+          { subresource: 'status', timeoutMs: 5000 },
+        ),
+        'status',
+      );
+      return true;
+    } catch (error) {
+      if (isKubeError(error, 'Conflict', 'NotFound')) return false;
+      throw error;
+    }
+  }
+
+  private took(object: SimpleVolume, what: string): void {
+    this.object = object;
+    this.c.fence.observe(object, this.plan.fencing);
+    this.c.written(object);
+    this.c.wrote(what);
+  }
+
+  events(): void {
+    const { claim } = this.observed;
+    const about: ObjectReference | null = claim
+      ? {
+          apiVersion: apiVersion(CLAIMS),
+          kind: CLAIMS.kind,
+          name: claim.name,
+          namespace: claim.namespace,
+          uid: claim.uid,
+        }
+      : this.object
+        ? referenceTo(SIMPLE_VOLUMES, this.object)
+        : null;
+    if (about) for (const event of this.plan.events) this.c.recorder.event(about, event);
+  }
+
+  /** One action. False: not done, and no error either (a refusal that time will change). */
+  private async act(action: Action): Promise<boolean> {
+    switch (action.kind) {
+      case 'createObject':
+        return this.createObject(action);
+      case 'patchSpec':
+        return this.patchSpec(action);
+      case 'deleteObject':
+        return this.deleteObject();
+      case 'removeFinalizer':
+        return this.removeFinalizer();
+      case 'decide':
+        return this.decide(action);
+      case 'prepare':
+        this.memory.run(
+          `prepare ${action.tag}`,
+          (signal) => prepare(this.c.agents, this.c.clock, this.pool, this.name, action, this.memory, signal),
+          () => this.c.look(this.key),
+        );
+        return true;
+      case 'catchUp':
+        this.memory.run(
+          `catchUp ${action.tag}`,
+          (signal) => catchUp(this.c.agents, this.c.clock, this.pool, this.name, action, this.memory, signal),
+          () => this.c.look(this.key),
+        );
+        return true;
+      case 'fullSync':
+        return this.fullSync(action);
+      case 'releaseLease':
+        return this.releaseLease(action);
+      case 'startWatch':
+        return this.startWatch(action);
+      case 'stopWatch':
+        return this.agent(action.node, '/replication/watch/stop', { ...this.name, epoch: action.epoch }, [
+          'NOT_ACTIVE',
+          'VOLUME_UNKNOWN',
+        ]);
+      case 'liftCondition':
+        return this.agent(action.node, '/replication/force', {
+          ...this.name,
+          epoch: action.epoch,
+          condition: action.condition,
+        });
+      case 'annotatePv':
+        return this.merge(
+          () =>
+            this.c.kube.merge(
+              VOLUMES,
+              { name: action.name },
+              { metadata: { annotations: action.annotations } },
+            ),
+          `annotatePv ${action.name}`,
+        );
+      case 'annotatePvc':
+        return this.merge(
+          () =>
+            this.c.kube.merge(
+              CLAIMS,
+              { namespace: this.observed.namespace, name: action.name },
+              { metadata: { annotations: action.annotations } },
+              { uid: action.uid },
+            ),
+          `annotatePvc ${action.name}`,
+        );
+      case 'labelNode':
+        return this.merge(
+          () => this.c.kube.merge(NODES, { name: action.node }, { metadata: { labels: action.labels } }),
+          `labelNode ${action.node}`,
+        );
+      case 'deletePod':
+        return this.deletePod(action);
+      case 'acceptManualSync':
+        return this.acceptManualSync(action);
+      case 'mirror':
+        return this.mirror(action);
+    }
+  }
+
+  private async createObject(action: Of<'createObject'>): Promise<boolean> {
+    const { namespace, claimName } = this.observed;
+    try {
+      const made = await this.c.kube.create(SIMPLE_VOLUMES, {
+        apiVersion: apiVersion(SIMPLE_VOLUMES),
+        kind: SIMPLE_VOLUMES.kind,
+        metadata: { namespace, name: claimName, finalizers: [FINALIZER] },
+        spec: action.spec,
+      });
+      this.took(made, 'createObject');
+    } catch (error) {
+      if (!isKubeError(error, 'AlreadyExists')) throw error;
+    }
+    this.soon(0);
+    return true;
+  }
+
+  private async patchSpec(action: Of<'patchSpec'>): Promise<boolean> {
+    const { object } = this;
+    if (object === null) return false;
+    const spec: Record<string, unknown> = {};
+    if (action.volumeName !== undefined) spec.volumeName = action.volumeName;
+    if (action.policy !== undefined) spec.policy = replaceAll(object.spec.policy ?? {}, action.policy);
+    return this.versioned(async () => {
+      this.took(
+        await this.c.kube.merge(
+          SIMPLE_VOLUMES,
+          { namespace: this.observed.namespace, name: object.metadata.name },
+          { spec },
+          { resourceVersion: object.metadata.resourceVersion },
+        ),
+        'patchSpec',
+      );
+      this.soon(0);
+    });
+  }
+
+  /** A write against the version that is known; when it is not the newest, another look decides anew. */
+  private async versioned(write: () => Promise<void>): Promise<boolean> {
+    try {
+      await write();
+      return true;
+    } catch (error) {
+      if (!isKubeError(error, 'Conflict', 'NotFound')) throw error;
+      this.soon(200);
+      return false;
+    }
+  }
+
+  private async deleteObject(): Promise<boolean> {
+    if (this.object === null) return true;
+    const { name, uid } = this.object.metadata;
+    return this.versioned(async () => {
+      await this.c.kube.delete(
+        SIMPLE_VOLUMES,
+        { namespace: this.observed.namespace, name },
+        { uid: uid as string },
+      );
+      this.c.wrote('deleteObject');
+    });
+  }
+
+  private async removeFinalizer(): Promise<boolean> {
+    if (this.object === null) return true;
+    const { name, resourceVersion, finalizers } = this.object.metadata;
+    return this.versioned(async () => {
+      await this.c.kube.merge(
+        SIMPLE_VOLUMES,
+        { namespace: this.observed.namespace, name },
+        { metadata: { finalizers: (finalizers ?? []).filter((one) => one !== FINALIZER) } },
+        { resourceVersion },
+      );
+      this.c.wrote('removeFinalizer');
+      if (this.observed.name) this.c.fence.forget(this.pool, this.observed.name);
+    });
+  }
+
+  private async decide(action: Of<'decide'>): Promise<boolean> {
+    if (this.object === null) return false;
+    const outcome = await decide(action, this.object, this.c.fence, this.c.kube);
+    if (!outcome.done) {
+      this.c.logger.info(
+        { volume: this.key, to: action.record.to, epoch: action.record.epoch, ...outcome },
+        'the promotion waits',
+      );
+      this.soon(outcome.waitMs);
+      return false;
+    }
+    this.c.logger.info({ volume: this.key, ...action.record }, 'promoted');
+    this.took(outcome.object, 'decide');
+    this.soon(0);
+    return true;
+  }
+
+  private fullSync(action: Of<'fullSync'>): boolean {
+    const { memory } = this;
+    let nodes = memory.fullSyncs.get(action.run);
+    if (!nodes) {
+      nodes = new Map(action.nodes.map((node) => [node, { id: null, state: 'running', error: null }]));
+      memory.fullSyncs.set(action.run, nodes);
+      // Of ended runs the last ones are enough.
+      for (const run of memory.fullSyncs.keys())
+        if (memory.fullSyncs.size > 4 && run !== action.run) memory.fullSyncs.delete(run);
+    }
+    memory.run(
+      `fullSync ${action.run}`,
+      (signal) =>
+        this.c.fullSyncTurns.take(() =>
+          fullSync(this.c.agents, this.c.clock, this.pool, this.name, action, memory, signal, () =>
+            this.c.look(this.key),
+          ),
+        ),
+      () => this.c.look(this.key),
+    );
+    return true;
+  }
+
+  private async releaseLease(action: Of<'releaseLease'>): Promise<boolean> {
+    try {
+      await this.c.agents.call(this.pool, action.node, {
+        path: '/replication/fence/release',
+        body: { ...this.name, epoch: action.epoch },
+      });
+      this.c.wrote(`releaseLease ${action.node}`);
+      // The next poll tells the fence.
+      this.soon(1000);
+      return true;
+    } catch (error) {
+      if (!wasAnswered(error) || error.code !== 'VOLUME_IN_USE') throw error;
+      this.soon(1000);
+      return false;
+    }
+  }
+
+  private async startWatch(action: Of<'startWatch'>): Promise<boolean> {
+    const { agents, fence } = this.c;
+    // What moved is activated only when nothing that was granted meanwhile can be valid.
+    const wait = fence.state(this.pool, this.name).activationWaitMs;
+    if (wait === null || wait > 0) {
+      this.soon(wait ?? 1000);
+      return false;
+    }
+    const targets = action.body.targets.map((target) => {
+      const address = agents.find(this.pool, target.node);
+      return address === null ? null : { ...target, token: agents.token(address) };
+    });
+    // A replica whose agent has no pod now gets its batches when it is back: the planner starts the watch anew then.
+    const body = { ...action.body, targets: targets.filter((one) => one !== null) };
+    return this.agent(action.node, '/replication/watch/start', body);
+  }
+
+  private async agent(
+    node: string,
+    path: string,
+    body: object,
+    fine: readonly string[] = [],
+  ): Promise<boolean> {
+    try {
+      await this.c.agents.call(this.pool, node, { path, body });
+    } catch (error) {
+      if (!wasAnswered(error) || !fine.includes(error.code)) throw error;
+    }
+    this.c.wrote(`${path} ${node}`);
+    return true;
+  }
+
+  private async merge(write: () => Promise<unknown>, what: string): Promise<boolean> {
+    try {
+      await write();
+      this.c.wrote(what);
+    } catch (error) {
+      // Gone, or another object of the same name: there is nothing to write to.
+      if (!isKubeError(error, 'NotFound', 'Conflict')) throw error;
+    }
+    return true;
+  }
+
+  private async deletePod(action: Of<'deletePod'>): Promise<boolean> {
+    return this.merge(
+      () =>
+        this.c.kube.delete(
+          PODS,
+          { namespace: this.observed.namespace, name: action.name },
+          { uid: action.uid, ...(action.force ? { gracePeriodSeconds: 0 } : {}) },
+        ),
+      `deletePod ${action.name}`,
+    );
+  }
+
+  private async acceptManualSync(action: Of<'acceptManualSync'>): Promise<boolean> {
+    const { object } = this;
+    if (object === null || requestOf(object)?.id !== action.requestId) return true;
+    return this.versioned(async () => {
+      this.took(
+        await this.c.kube.merge(
+          SIMPLE_VOLUMES,
+          { namespace: this.observed.namespace, name: object.metadata.name },
+          { metadata: { annotations: { [REQUEST_KEY]: null } } },
+          { resourceVersion: object.metadata.resourceVersion },
+        ),
+        'acceptManualSync',
+      );
+    });
+  }
+
+  private async mirror(action: Of<'mirror'>): Promise<boolean> {
+    const { kube } = this.c;
+    const { name, pool, claimRef } = action;
+    const status = {
+      ...(action.activeNode === undefined ? {} : { activeNode: action.activeNode }),
+      ...(action.epoch === undefined ? {} : { epoch: action.epoch }),
+      ...(action.phase === undefined ? {} : { phase: action.phase }),
+      ...(action.generation === undefined ? {} : { generation: action.generation }),
+    };
+    const spec = { claimRef, pool };
+    const wanted = canonical([spec, status]);
+    if (this.memory.mirrored === wanted) return true;
+    let found = await kube.find(CLUSTER_SIMPLE_VOLUMES, { name });
+    if (found === null) {
+      found = await kube.create(CLUSTER_SIMPLE_VOLUMES, {
+        apiVersion: apiVersion(CLUSTER_SIMPLE_VOLUMES),
+        kind: CLUSTER_SIMPLE_VOLUMES.kind,
+        metadata: { name },
+        spec,
+      });
+      this.c.wrote(`mirror ${name}`);
+    } else if (canonical(found.spec) !== canonical(spec)) {
+      found = await kube.merge(CLUSTER_SIMPLE_VOLUMES, { name }, { spec });
+      this.c.wrote(`mirror ${name}`);
+    }
+    const { observedAt: _, ...before } = found.status ?? {};
+    if (canonical(before) === canonical(status)) {
+      this.memory.mirrored = wanted;
+      return true;
+    }
+    await kube.merge(
+      CLUSTER_SIMPLE_VOLUMES,
+      { name },
+      { status: { ...status, observedAt: new Date(this.c.clock.now()).toISOString() } },
+      { subresource: 'status', resourceVersion: found.metadata.resourceVersion },
+    );
+    this.memory.mirrored = wanted;
+    this.c.wrote(`mirror status ${name}`);
+    return true;
+  }
+}
+
+/** A merge patch that leaves nothing of the old fields. */
+function replaceAll(before: SimpleVolumePolicy, after: SimpleVolumePolicy): Record<string, unknown> {
+  const gone = Object.keys(before).filter((key) => !(key in after));
+  return { ...after, ...Object.fromEntries(gone.map((key) => [key, null])) };
+}

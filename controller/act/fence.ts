@@ -1,0 +1,300 @@
+/**
+ * Drives the leader's side of the fencing protocol: one LeaderFence a pool, one poll a second and agent. Nothing is
+ * granted or decided before the volumes were read from the API server itself, after this process became the leader.
+ */
+import type { VolumeName } from '../../lib/core/parts.ts';
+import { LeaderFence, type PromotionVerdict, type VolumeRecord } from '../../lib/fence/leader.ts';
+import { BEAT_MS, LEASE_MS } from '../../lib/fence/timing.ts';
+import type {
+  FenceConsentReply,
+  FenceConsentRequest,
+  FencePollReply,
+  FencingMode,
+  FreezerState,
+} from '../../lib/fence/types.ts';
+import { errorText, type Kube, LEASES, SIMPLE_VOLUMES } from '../cluster/index.ts';
+import type { Clock, LeaderElection, Logger, SimpleVolume } from '../cluster/types.ts';
+import { type Agents, agentKey } from './agents.ts';
+
+/** Annotation of the leader's Lease: the longest fencing lease that its holder grants, milliseconds. */
+export const FENCE_LEASE_KEY = 'storage.shipstuff.io/fence-lease-ms';
+
+export interface FenceDriverOptions {
+  kube: Kube;
+  agents: Agents;
+  election: LeaderElection;
+  /** of the leader election */
+  lease: { namespace: string; name: string };
+  clock: Clock;
+  logger: Logger;
+  leaseMs?: number;
+  /** between two polls of an agent, ms */
+  beatMs?: number;
+  /** an agent's poll said something new about a volume (released, acknowledged, freezer) */
+  onNews: (pool: string, name: VolumeName) => void;
+  /** every volume as read after a take-over */
+  onRead: (object: SimpleVolume) => void;
+}
+
+interface PoolFence {
+  leader: LeaderFence;
+  consents: Map<string, FenceConsentReply>;
+}
+
+const nameKey = (name: VolumeName): string => `${name.namespace}/${name.volume}`;
+
+/** As LeaderFence knows a volume; null while it has no epoch. */
+export function recordOf(object: SimpleVolume, fencing: FencingMode): VolumeRecord | null {
+  const { spec, status, metadata } = object;
+  if (!spec.volumeName || !status?.epoch) return null;
+  return {
+    namespace: metadata.namespace as string,
+    volume: spec.volumeName,
+    epoch: status.epoch,
+    activeNode: status.activeNode ?? null,
+    promotable: {
+      version: status.promotable?.version ?? 0,
+      nodes: [...(status.promotable?.nodes ?? [])],
+      adding: [...(status.promotable?.adding ?? [])],
+    },
+    fencing,
+  };
+}
+
+export class FenceDriver {
+  readonly leaseMs: number;
+  private readonly options: FenceDriverOptions;
+  private readonly pools = new Map<string, PoolFence>();
+  /** as the planner said last; a volume that it has not looked at yet counts as what its policy says */
+  private readonly modes = new Map<string, FencingMode>();
+  private readonly freezers = new Map<string, FreezerState | null>();
+  private readonly polling = new Set<string>();
+  private readonly news = new Map<string, string>();
+  private timer: { cancel(): void } | null = null;
+  /** the leadership for which everything was read */
+  private readTerm: number | null = null;
+  private previousLeaseMs: number | null = null;
+  private takingOver: number | null = null;
+  private stopped = false;
+  /** polls sent and unanswered ones, for metrics */
+  readonly counters = { polls: 0, failed: 0, takeovers: 0 };
+
+  constructor(options: FenceDriverOptions) {
+    this.options = options;
+    this.leaseMs = options.leaseMs ?? LEASE_MS;
+  }
+
+  start(): void {
+    this.tick();
+  }
+
+  stop(): void {
+    this.stopped = true;
+    this.timer?.cancel();
+    for (const { leader } of this.pools.values()) leader.stepDown();
+  }
+
+  /** Whether volumes were read in this leadership: only then anything is decided. */
+  ready(): boolean {
+    const term = this.options.election.term();
+    return term !== null && term === this.readTerm;
+  }
+
+  term(): number | null {
+    return this.ready() ? this.readTerm : null;
+  }
+
+  private pool(pool: string): PoolFence {
+    let found = this.pools.get(pool);
+    if (!found) {
+      const leader = new LeaderFence(this.options.election.identity, this.leaseMs);
+      found = { leader, consents: new Map() };
+      this.pools.set(pool, found);
+      // A pool that is met later: nothing was granted in it by this leader, perhaps by an earlier one.
+      if (this.readTerm !== null) this.takeOverPool(found, this.readTerm);
+    }
+    return found;
+  }
+
+  private takeOverPool(pool: PoolFence, term: number): void {
+    const { clock, election } = this.options;
+    const now = clock.boot();
+    pool.leader.takeOver(now, term, now + election.leadsForMs(), this.previousLeaseMs);
+    pool.consents.clear();
+  }
+
+  private tick(): void {
+    if (this.stopped) return;
+    this.timer = this.options.clock.setTimeout(() => this.tick(), this.options.beatMs ?? BEAT_MS);
+    const term = this.options.election.term();
+    if (term === null) {
+      this.readTerm = null;
+      return;
+    }
+    if (term !== this.readTerm) {
+      if (this.takingOver !== term) void this.takeOver(term);
+      return;
+    }
+    const now = this.options.clock.boot();
+    const leadsFor = this.options.election.leadsForMs();
+    for (const { leader } of this.pools.values()) if (leadsFor > 0) leader.extend(now + leadsFor);
+    for (const agent of this.options.agents.all()) void this.poll(agent.pool, agent.node);
+  }
+
+  /** Begins to lead: first what an earlier leader may have granted, then every volume, from the API server itself. */
+  private async takeOver(term: number): Promise<void> {
+    const { kube, lease, election, logger } = this.options;
+    this.takingOver = term;
+    try {
+      const seen = await kube.get(LEASES, lease, { timeoutMs: 3000 });
+      const said = Number(seen.metadata.annotations?.[FENCE_LEASE_KEY]);
+      const previous = Number.isFinite(said) && said > 0 ? said : null;
+      // First it is written down what will be granted; a smaller number would be a lie while older grants hold.
+      if (previous !== this.leaseMs)
+        await kube.merge(
+          LEASES,
+          lease,
+          { metadata: { annotations: { [FENCE_LEASE_KEY]: String(Math.max(this.leaseMs, previous ?? 0)) } } },
+          { timeoutMs: 3000 },
+        );
+      if (election.term() !== term) return;
+      this.previousLeaseMs = previous;
+      for (const pool of this.pools.values()) this.takeOverPool(pool, term);
+      this.readTerm = term;
+      // Pools that are met while reading take over by themselves; until `ready` nothing is asked of them.
+      const objects: SimpleVolume[] = [];
+      for await (const object of kube.list(SIMPLE_VOLUMES, { timeoutMs: 10_000 })) objects.push(object);
+      if (election.term() !== term) {
+        this.readTerm = null;
+        return;
+      }
+      for (const object of objects) {
+        this.observe(object, null);
+        this.options.onRead(object);
+      }
+      this.counters.takeovers++;
+      logger.info({ term, volumes: objects.length }, 'fencing: leads');
+    } catch (error) {
+      this.readTerm = null;
+      logger.warn({ error: errorText(error) }, 'fencing: the volumes could not be read; nothing is decided');
+    } finally {
+      this.takingOver = null;
+    }
+  }
+
+  private async poll(pool: string, node: string): Promise<void> {
+    const key = agentKey(pool, node);
+    if (this.polling.has(key)) return;
+    const { clock, agents } = this.options;
+    const { leader } = this.pool(pool);
+    const poll = leader.poll(node, clock.boot());
+    if (poll === null) return;
+    this.polling.add(key);
+    this.counters.polls++;
+    try {
+      const reply = await agents.call<FencePollReply>(pool, node, {
+        path: '/replication/fence/poll',
+        body: poll,
+        probe: true,
+        timeoutMs: 3000,
+      });
+      // An agent that gives itself another name speaks for nobody.
+      if (reply?.node !== node || !Array.isArray(reply.volumes)) return;
+      leader.answered(reply, clock.boot());
+      this.noteNews(pool, key, reply);
+    } catch {
+      this.counters.failed++;
+    } finally {
+      this.polling.delete(key);
+    }
+  }
+
+  private noteNews(pool: string, key: string, reply: FencePollReply): void {
+    const before = this.freezers.get(key);
+    this.freezers.set(key, reply.freezer);
+    const freezerChanged = before !== undefined && before?.possible !== reply.freezer?.possible;
+    for (const one of reply.volumes) {
+      if (one.role !== 'active') continue;
+      const at = `${key}/${nameKey(one)}`;
+      const now = `${one.epoch} ${one.released} ${one.promotable?.version} ${one.fencing}`;
+      if (this.news.get(at) === now && !freezerChanged) continue;
+      this.news.set(at, now);
+      this.options.onNews(pool, one);
+    }
+  }
+
+  /** A volume as it was just read or written. `fencing` null: as before, else as its policy says. */
+  observe(object: SimpleVolume, fencing: FencingMode | null): void {
+    const name = { namespace: object.metadata.namespace as string, volume: object.spec.volumeName };
+    const mode =
+      fencing ?? this.modes.get(nameKey(name)) ?? (object.spec.policy?.fencing === 'none' ? 'none' : 'lease');
+    if (fencing !== null) this.modes.set(nameKey(name), fencing);
+    const record = recordOf(object, mode);
+    if (record && this.readTerm !== null) this.pool(object.spec.pool).leader.observe(record);
+  }
+
+  forget(pool: string, name: VolumeName): void {
+    this.pools.get(pool)?.leader.forget(name);
+    this.pools.get(pool)?.consents.delete(nameKey(name));
+    this.modes.delete(nameKey(name));
+  }
+
+  withhold(pool: string, name: VolumeName, withheld: boolean): void {
+    if (this.ready()) this.pool(pool).leader.withhold(name, withheld);
+  }
+
+  /** What the planner is told of a volume. */
+  state(
+    pool: string,
+    name: VolumeName,
+  ): {
+    fenceWaitMs: number | null;
+    activationWaitMs: number | null;
+    acknowledged: number | null;
+    released: number | null;
+    consent: FenceConsentReply | null;
+  } {
+    if (!this.ready())
+      return { fenceWaitMs: null, activationWaitMs: null, acknowledged: null, released: null, consent: null };
+    const now = this.options.clock.boot();
+    const { leader, consents } = this.pool(pool);
+    return {
+      fenceWaitMs: leader.fenceWaitMs(name, now),
+      activationWaitMs: leader.activationWaitMs(name, now),
+      acknowledged: leader.acknowledged(name),
+      released: leader.released(name),
+      consent: consents.get(nameKey(name)) ?? null,
+    };
+  }
+
+  freezer(pool: string, node: string): FreezerState | null {
+    return this.freezers.get(agentKey(pool, node)) ?? null;
+  }
+
+  /** Asks a replica for its consent. @throws RemoteError when it does not answer */
+  async askConsent(
+    pool: string,
+    target: string,
+    request: Omit<FenceConsentRequest, 'term'>,
+  ): Promise<FenceConsentReply | null> {
+    const term = this.term();
+    if (term === null) return null;
+    const reply = await this.options.agents.call<FenceConsentReply>(pool, target, {
+      path: '/replication/fence/consent',
+      body: { ...request, term },
+    });
+    this.pool(pool).consents.set(nameKey(request), reply);
+    return reply;
+  }
+
+  mayPromote(
+    pool: string,
+    name: VolumeName,
+    target: string,
+    epoch: number,
+    consent: FenceConsentReply | null,
+  ): PromotionVerdict {
+    if (!this.ready()) return { ok: false, code: 'NOT_LEADING', waitMs: 0 };
+    return this.pool(pool).leader.mayPromote(name, target, epoch, consent, this.options.clock.boot());
+  }
+}
