@@ -41,6 +41,8 @@ export interface ObservedClaim {
   deleting: boolean;
   annotations: Readonly<Record<string, string>>;
   storageClassName: string;
+  /** of its StorageClass; null: no class, or it is not there (any more) */
+  provisioner: string | null;
   /** bytes asked for; null: not said */
   requestedBytes: number | null;
 }
