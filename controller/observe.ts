@@ -44,11 +44,12 @@ export type VolumeReport = SourceStatus | ReplicaStatus;
 const FOREIGN = ['volume.kubernetes.io/selected-node'];
 const DEFAULT_POOL = 'default';
 
-interface KeptClaim extends ObservedClaim {
+interface KeptClaim extends Omit<ObservedClaim, 'provisioner'> {
   volumeName: string;
 }
 interface KeptClass {
   name: string;
+  provisioner: string;
   pool: string;
 }
 interface KeptVolume extends Omit<ObservedPersistentVolume, 'pool'> {
@@ -122,10 +123,11 @@ function keepClaim(claim: PersistentVolumeClaim): KeptClaim {
   };
 }
 
-const keepClass = (one: StorageClass): KeptClass | undefined =>
-  one.provisioner === DRIVER
-    ? { name: one.metadata.name, pool: one.parameters?.pool ?? DEFAULT_POOL }
-    : undefined;
+const keepClass = (one: StorageClass): KeptClass => ({
+  name: one.metadata.name,
+  provisioner: one.provisioner,
+  pool: one.parameters?.pool ?? DEFAULT_POOL,
+});
 
 function keepVolume(volume: PersistentVolume): KeptVolume | undefined {
   const { metadata, spec } = volume;
@@ -473,7 +475,8 @@ export class World {
       (claim?.volumeName
         ? undefined
         : this.volumes.by('claim', key).find((one) => one.claimUid === claim?.uid));
-    const ofClass = this.classes.get(claim?.storageClassName ?? '');
+    const claimClass = this.classes.get(claim?.storageClassName ?? '');
+    const ofClass = claimClass?.provisioner === DRIVER ? claimClass : undefined;
     if (!object && !volume && !ofClass) return null;
     const pool =
       object?.spec.pool ??
@@ -489,7 +492,7 @@ export class World {
       now: this.options.clock.now(),
       namespace,
       claimName,
-      claim,
+      claim: claim ? { ...claim, provisioner: claimClass?.provisioner ?? null } : null,
       volume: volume ? { ...volume, pool: volume.pool ?? pool } : null,
       object,
       name,

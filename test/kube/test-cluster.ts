@@ -1,0 +1,387 @@
+/**
+ * A cluster as the controller sees it, on the real API server: nodes, agents' pods, a class, claims with volumes and
+ * pods. Where no kubelet runs this plays the little of it that matters: a deleted pod of a live node goes.
+ */
+import path from 'node:path';
+import {
+  CLAIMS,
+  CLASSES,
+  type Kube,
+  NODES,
+  type Node,
+  PODS,
+  type Pod,
+  SIMPLE_VOLUMES,
+  VOLUMES,
+} from '../../controller/cluster/index.ts';
+import type { SimpleVolume } from '../../controller/cluster/types.ts';
+import { Controller, type ControllerOptions } from '../../controller/controller.ts';
+import { DRIVER, PREFIX } from '../../controller/plan/types.ts';
+import { KubeServer, type KubeServerOptions } from './harness/server.ts';
+import { clock, kubeOf, quiet } from './helpers.ts';
+import { PlayedAgents } from './scripted-agents.ts';
+
+export const CRDS = path.join(import.meta.dirname, '../../chart/crds');
+export const SYSTEM = 'simple-volume-system';
+export const LEASE = 'simple-volume-controller';
+
+export async function until<T>(
+  what: string,
+  check: () => Promise<T | null | undefined | false> | T | null | undefined | false,
+  limitMs = 20_000,
+): Promise<T> {
+  const ends = performance.now() + limitMs;
+  let last = '';
+  for (;;) {
+    try {
+      const value = await check();
+      if (value) return value;
+      last = '';
+    } catch (error) {
+      last = `: ${(error as Error).message}`;
+    }
+    if (performance.now() > ends) throw new Error(`not within ${limitMs} ms: ${what}${last}`);
+    await new Promise((resolve) => setTimeout(resolve, 50));
+  }
+}
+
+export interface AgentPlace {
+  node: string;
+  http: number;
+  webdav: number;
+}
+
+export class TestCluster {
+  readonly server: KubeServer;
+  readonly kube: Kube;
+  readonly agents: PlayedAgents;
+  readonly lost = new Set<string>();
+  private timer: NodeJS.Timeout | null = null;
+  private running = false;
+
+  private constructor(server: KubeServer, agents: PlayedAgents) {
+    this.server = server;
+    this.kube = kubeOf(server.kubeconfig);
+    this.agents = agents;
+  }
+
+  static async start(
+    options: { nodes?: readonly string[]; leaseMs?: number; server?: KubeServerOptions } = {},
+  ): Promise<TestCluster> {
+    const server = await KubeServer.start({ crds: [CRDS], ...options.server });
+    const cluster = new TestCluster(server, new PlayedAgents(options.leaseMs ?? 4000));
+    await server.apply({ apiVersion: 'v1', kind: 'Namespace', metadata: { name: SYSTEM } });
+    await cluster.kube.create(CLASSES, {
+      apiVersion: 'storage.k8s.io/v1',
+      kind: 'StorageClass',
+      metadata: { name: 'fast' },
+      provisioner: DRIVER,
+      parameters: { pool: 'default' },
+      volumeBindingMode: 'WaitForFirstConsumer',
+    });
+    await Promise.all((options.nodes ?? ['a', 'b', 'c']).map((node) => cluster.addNode(node)));
+    cluster.timer = setInterval(() => void cluster.kubelet(), 300);
+    return cluster;
+  }
+
+  async stop(): Promise<void> {
+    if (this.timer) clearInterval(this.timer);
+    this.kube.close();
+    await this.agents.stop();
+    await this.server.stop();
+  }
+
+  /** A node with a played agent. */
+  async addNode(node: string): Promise<void> {
+    const agent = await this.agents.add(node);
+    await this.node(node);
+    await this.agentPod({ node, http: agent.port, webdav: agent.port });
+  }
+
+  async node(name: string): Promise<void> {
+    const made = await this.kube.create(NODES, {
+      apiVersion: 'v1',
+      kind: 'Node',
+      metadata: { name, labels: { [`${PREFIX}pool.default`]: 'true', 'kubernetes.io/hostname': name } },
+    } as Node);
+    await this.kube.replace(
+      NODES,
+      {
+        ...made,
+        status: {
+          conditions: [{ type: 'Ready', status: 'True', reason: 'KubeletReady' }],
+          allocatable: { cpu: '4', memory: '8Gi', pods: '110' },
+          capacity: { cpu: '4', memory: '8Gi', pods: '110' },
+        },
+      },
+      { subresource: 'status' },
+    );
+    // The API server taints new nodes; a kubelet's controller takes it off.
+    await this.kube.merge(NODES, { name }, { spec: { taints: null } });
+  }
+
+  async agentPod({ node, http, webdav }: AgentPlace): Promise<void> {
+    await this.placePod(SYSTEM, `agent-${node}`, node, {
+      labels: { 'app.kubernetes.io/component': 'agent', [`${PREFIX}pool`]: 'default' },
+      ports: [
+        { name: 'http', containerPort: http },
+        { name: 'webdav', containerPort: webdav },
+      ],
+    });
+  }
+
+  async ready(node: string, ready: boolean): Promise<void> {
+    await this.kube.jsonPatch(
+      NODES,
+      { name: node },
+      [
+        {
+          op: 'replace',
+          path: '/status/conditions',
+          value: [
+            {
+              type: 'Ready',
+              status: ready ? 'True' : 'Unknown',
+              reason: ready ? 'KubeletReady' : 'NodeStatusUnknown',
+            },
+          ],
+        },
+      ],
+      { subresource: 'status' },
+    );
+  }
+
+  async cordon(node: string, cordoned: boolean): Promise<void> {
+    await this.kube.merge(NODES, { name: node }, { spec: { unschedulable: cordoned || null } });
+  }
+
+  /** Power off: the agent is away, kubelet silent, Kubernetes says NotReady. */
+  async lose(node: string): Promise<void> {
+    this.lost.add(node);
+    this.agents.agents.get(node)?.set('away');
+    await this.ready(node, false);
+  }
+
+  async back(node: string): Promise<void> {
+    this.lost.delete(node);
+    this.agents.agents.get(node)?.set('answers');
+    await this.ready(node, true);
+  }
+
+  /** A claim that is bound to a volume of the driver. */
+  async claim(
+    name: string,
+    annotations: Record<string, string> = {},
+    options: { namespace?: string; node?: string } = {},
+  ): Promise<void> {
+    const namespace = options.namespace ?? 'default';
+    const made = await this.kube.create(CLAIMS, {
+      apiVersion: 'v1',
+      kind: 'PersistentVolumeClaim',
+      metadata: {
+        name,
+        namespace,
+        annotations: Object.fromEntries(
+          Object.entries({ 'replication-enabled': 'true', ...annotations }).map(([key, value]) => [
+            key.includes('/') ? key : PREFIX + key,
+            value,
+          ]),
+        ),
+      },
+      spec: {
+        storageClassName: 'fast',
+        volumeName: `pv-${name}`,
+        accessModes: ['ReadWriteOnce'],
+        resources: { requests: { storage: '1Gi' } },
+      },
+    });
+    await this.kube.create(VOLUMES, {
+      apiVersion: 'v1',
+      kind: 'PersistentVolume',
+      metadata: { name: `pv-${name}` },
+      spec: {
+        storageClassName: 'fast',
+        capacity: { storage: '1Gi' },
+        accessModes: ['ReadWriteOnce'],
+        persistentVolumeReclaimPolicy: 'Delete',
+        claimRef: { namespace, name, uid: made.metadata.uid as string },
+        csi: {
+          driver: DRIVER,
+          volumeHandle: `pv-${name}`,
+          volumeAttributes: { pool: 'default', node: options.node ?? 'a' },
+        },
+      } as never,
+    });
+    await this.kube.replace(CLAIMS, { ...made, status: { phase: 'Bound' } }, { subresource: 'status' });
+  }
+
+  /** A pod that uses the claim, Running and Ready on a node; `node` null: not scheduled. */
+  async pod(name: string, claim: string, node: string | null, namespace = 'default'): Promise<void> {
+    await this.placePod(namespace, name, node, { claim });
+    if (node !== null) this.agents.agents.get(node)?.mounted.add(`${namespace}/pv-${claim}`);
+  }
+
+  private async placePod(
+    namespace: string,
+    name: string,
+    node: string | null,
+    options: {
+      labels?: Record<string, string>;
+      claim?: string;
+      ports?: { name: string; containerPort: number }[];
+    },
+  ): Promise<void> {
+    const made = await this.kube.create(PODS, {
+      apiVersion: 'v1',
+      kind: 'Pod',
+      metadata: {
+        name,
+        namespace,
+        labels: options.labels ?? {},
+        ownerReferences: options.claim
+          ? [{ apiVersion: 'apps/v1', kind: 'ReplicaSet', name: 'w', uid: 'w', controller: true }]
+          : [],
+      },
+      spec: {
+        ...(node === null ? {} : { nodeName: node }),
+        containers: [{ name: 'main', image: 'none', ports: options.ports ?? [] }],
+        volumes: options.claim ? [{ name: 'data', persistentVolumeClaim: { claimName: options.claim } }] : [],
+      } as never,
+    });
+    if (node === null) return;
+    const time = new Date().toISOString();
+    await this.kube.replace(
+      PODS,
+      {
+        ...made,
+        status: {
+          phase: 'Running',
+          podIP: '127.0.0.1',
+          podIPs: [{ ip: '127.0.0.1' }],
+          startTime: time,
+          conditions: ['PodScheduled', 'Initialized', 'ContainersReady', 'Ready'].map((type) => ({
+            type,
+            status: 'True',
+            lastTransitionTime: time,
+          })),
+          containerStatuses: [
+            {
+              name: 'main',
+              ready: true,
+              restartCount: 0,
+              image: 'none',
+              imageID: '',
+              state: { running: {} },
+            },
+          ] as never,
+        },
+      },
+      { subresource: 'status' },
+    );
+  }
+
+  /** Pods that are deleted go, where a kubelet lives. */
+  private async kubelet(): Promise<void> {
+    if (this.running) return;
+    this.running = true;
+    try {
+      for await (const pod of this.kube.list(PODS) as AsyncIterable<Pod>) {
+        const node = pod.spec?.nodeName;
+        if (!pod.metadata.deletionTimestamp || !node || this.lost.has(node)) continue;
+        for (const volume of pod.spec?.volumes ?? [])
+          if (volume.persistentVolumeClaim)
+            this.agents.agents
+              .get(node)
+              ?.mounted.delete(`${pod.metadata.namespace}/pv-${volume.persistentVolumeClaim.claimName}`);
+        await this.kube.delete(
+          PODS,
+          { namespace: pod.metadata.namespace, name: pod.metadata.name },
+          { gracePeriodSeconds: 0, uid: pod.metadata.uid as string },
+        );
+      }
+    } catch {
+      // the API server is being restarted by a test
+    } finally {
+      this.running = false;
+    }
+  }
+
+  async object(claim: string, namespace = 'default'): Promise<SimpleVolume | null> {
+    return await this.kube.find(SIMPLE_VOLUMES, { namespace, name: claim });
+  }
+
+  /** Waits for a state of the SimpleVolume. */
+  async waitFor(
+    claim: string,
+    what: string,
+    check: (object: SimpleVolume) => boolean | undefined,
+    limitMs?: number,
+  ): Promise<SimpleVolume> {
+    let last: SimpleVolume | null = null;
+    return await until(
+      `${claim} ${what}`,
+      async () => {
+        last = await this.object(claim);
+        return last && check(last) ? last : null;
+      },
+      limitMs,
+    ).catch((error: Error) => {
+      throw new Error(`${error.message}\n${JSON.stringify(last?.status, null, 1)}`);
+    });
+  }
+
+  /** Until a volume is active with fresh, promotable copies. */
+  async settled(claim: string, replicas = 2, limitMs = 25_000): Promise<SimpleVolume> {
+    return await this.waitFor(
+      claim,
+      'is replicated',
+      ({ status }) =>
+        status?.phase === 'Active' &&
+        status.promotable?.nodes.length === replicas &&
+        status.replicasSummary === `${replicas}/${replicas}`,
+      limitMs,
+    );
+  }
+
+  options(identity: string, more: Partial<ControllerOptions> = {}): ControllerOptions {
+    return {
+      namespace: SYSTEM,
+      identity,
+      version: 'test',
+      kubeconfig: this.server.kubeconfig,
+      token: () => this.agents.token,
+      electionMs: 3000,
+      electionRenewMs: 500,
+      fenceLeaseMs: this.agents.leaseMs,
+      reportMs: 300,
+      kubeRate: { perSecond: 200, burst: 200 },
+      clock,
+      logger: process.env.SIMPLE_VOLUME_TEST_LOG ? shout : quiet,
+      ...more,
+    };
+  }
+
+  async controller(identity = 'one', more: Partial<ControllerOptions> = {}): Promise<Controller> {
+    return await Controller.start(this.options(identity, more));
+  }
+
+  async events(claim: string): Promise<{ reason: string; message: string; type: string }[]> {
+    const text = await this.server.kubectl([
+      ...['get', 'events', '-o', 'json', '--field-selector', `involvedObject.name=${claim}`],
+    ]);
+    return (JSON.parse(text) as { items: { reason: string; message: string; type: string }[] }).items;
+  }
+}
+
+const line =
+  (level: string) =>
+  (data: object, text: string): void => {
+    process.stderr.write(`${level} ${text} ${JSON.stringify(data)}\n`);
+  };
+export const shout: typeof quiet = {
+  debug() {},
+  info: line('info'),
+  warn: line('warn'),
+  error: line('error'),
+  child: () => shout,
+};
