@@ -41,8 +41,8 @@ export interface ObservedClaim {
   deleting: boolean;
   annotations: Readonly<Record<string, string>>;
   storageClassName: string;
-  /** of its StorageClass; null: no class, or it is not there (any more) */
-  provisioner: string | null;
+  /** of its StorageClass; null: no class, or it is not there (any more); absent: the caller has looked already */
+  provisioner?: string | null;
   /** bytes asked for; null: not said */
   requestedBytes: number | null;
 }
