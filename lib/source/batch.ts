@@ -33,10 +33,11 @@ import {
 import type { IndexReader } from '../core/store.ts';
 import type { Filter, Native } from '../native/types.ts';
 import { classify, movedRecord, sameContent, sameFileElsewhere } from './classify.ts';
-import { compare, rowsOf } from './collect.ts';
+import { rowsOf } from './collect.ts';
 import type { Gate } from './gate.ts';
 import { companionsOf, coveredBy, databaseOf, isBelow, keyOf, parentOf } from './paths.ts';
 import { type Pending, splitChunks, underName, withChunks } from './plan.ts';
+import { type Rest, type Scan, Walk } from './walk.ts';
 
 const LOOK = 512;
 const STAGE_ITEMS = 256;
@@ -55,8 +56,10 @@ export interface BatchOptions {
   shadow: { slots: Buffer; data: Buffer } | null;
   jobs: Gate;
   newSlot(): number;
-  /** paths after which no more are taken in: the rest is for the next batch */
+  /** differences after which scans stop: the rest is for the next batch */
   limit: number;
+  /** what the batch before left */
+  rest: Rest | null;
   /** ends the batch between two pieces of work */
   signal: AbortSignal;
 }
@@ -90,7 +93,11 @@ export class Batch {
   /** slots that were made and are of no use any more */
   readonly garbage: number[] = [];
   readonly #o: BatchOptions;
-  readonly #deleted = new Set<string>();
+  readonly #deleted: Set<string>;
+  readonly #scans: Scan[];
+  #walk: Walk | null;
+  /** differences that scans have found */
+  #found = 0;
   readonly #bits = new Map<string, number>();
   readonly #followers = new Map<Pending, Pending[]>();
   readonly #slotOfResult = new Map<StageResult, number>();
@@ -100,6 +107,20 @@ export class Batch {
 
   constructor(options: BatchOptions) {
     this.#o = options;
+    this.#deleted = new Set(options.rest?.deleted);
+    this.#scans = [...(options.rest?.scans ?? [])];
+    this.#walk = options.rest?.walk ?? null;
+  }
+
+  /** What the limit kept it from; null: nothing. */
+  get rest(): Rest | null {
+    return this.limited ? { walk: this.#walk, scans: [...this.#scans], deleted: this.#deleted } : null;
+  }
+
+  /** Ends a batch that failed. */
+  async close(): Promise<void> {
+    await this.#walk?.close();
+    this.#walk = null;
   }
 
   /** Paths that have to be looked at again although nobody marked them. */
@@ -183,7 +204,7 @@ export class Batch {
       seen.add(key);
       queue.push({ path: Buffer.from(path), bits, scanned });
     };
-    const scans: { path: Buffer; deep: boolean; bits: number }[] = [];
+    const scans = this.#scans;
     for (const m of marks) {
       if (m.bits & MarkBit.deleted) this.#deleted.add(keyOf(m.path));
       if (m.type === MarkType.path) add(m.path, m.bits, false);
@@ -198,9 +219,9 @@ export class Batch {
       // Subtrees first, upper ones first: what they cover needs no scan of its own. Taken from the end.
       if (scans.length !== sorted)
         scans.sort((a, b) => Number(a.deep) - Number(b.deep) || b.path.compare(a.path));
-      const scan = this.#nextScan(scans, scanned);
+      if (!this.limited) this.#walk ??= this.#nextWalk(scanned);
       sorted = scans.length;
-      if (scan) await this.#scan(scan, add);
+      if (this.#walk && !this.limited) await this.#scan(this.#walk, add);
       else if (at < queue.length) {
         const part = queue.slice(at, at + LOOK);
         at += part.length;
@@ -217,54 +238,44 @@ export class Batch {
     await this.#stage(fresh);
   }
 
-  /** The next directory to be scanned that no scan of this round has covered. */
-  #nextScan(
-    scans: { path: Buffer; deep: boolean; bits: number }[],
-    done: Set<string>,
-  ): { path: Buffer; deep: boolean; bits: number } | undefined {
-    for (let s = scans.pop(); s; s = scans.pop()) {
-      if (this.limited || coveredBy(s.path, done)) continue;
+  /** The next directory to be scanned that no scan which began in this round has covered. */
+  #nextWalk(done: Set<string>): Walk | null {
+    const { native, index, filter, root, shadow } = this.#o;
+    for (let s = this.#scans.pop(); s; s = this.#scans.pop()) {
+      if (coveredBy(s.path, done)) continue;
       if (s.deep) done.add(keyOf(s.path));
-      return s;
+      return new Walk({ native, index, filter, root, copies: shadow !== null }, s);
     }
-    return undefined;
+    return null;
   }
 
-  async #scan(
-    scan: { path: Buffer; deep: boolean; bits: number },
-    add: (path: Buffer, bits: number, scanned: boolean) => void,
-  ): Promise<void> {
-    const { native, index, filter, root, shadow, limit } = this.#o;
-    let taken = 0;
-    for await (const d of compare({
-      native,
-      index,
-      filter,
-      root,
-      directory: scan.path,
-      deep: scan.deep,
-      copies: shadow !== null,
-      pace: () => this.#breathe(),
-      passed: () => {
-        this.walked++;
-      },
-    })) {
+  async #scan(walk: Walk, add: (path: Buffer, bits: number, scanned: boolean) => void): Promise<void> {
+    const { deep, bits } = walk.scan;
+    for (;;) {
+      const d = await walk.next(
+        () => this.#breathe(),
+        () => {
+          this.walked++;
+        },
+      );
+      if (!d) break;
       if (d.what === 'unreadable') this.unreadable.set(keyOf(d.path), { path: d.path, errno: d.errno });
       else if (d.what === 'special') this.special.set(keyOf(d.path), d.path);
       else {
-        add(d.path, scan.bits & ~MarkBit.deleted, scan.deep);
-        if (++taken + this.pending.size >= limit) {
+        add(d.path, bits & ~MarkBit.deleted, deep);
+        if (++this.#found >= this.#o.limit) {
           this.limited = true;
           return;
         }
       }
     }
+    this.#walk = null;
   }
 
   async #look(
     part: Candidate[],
     add: (path: Buffer, bits: number, scanned: boolean) => void,
-    scans: { path: Buffer; deep: boolean; bits: number }[],
+    scans: Scan[],
     round: Pending[],
     inodes: Set<bigint>,
   ): Promise<void> {

@@ -28,6 +28,7 @@ import { keyOf } from './paths.ts';
 import { Pins } from './pins.ts';
 import { makePlan } from './plan.ts';
 import { type Copies, Sealer, type ShadowPaths, shadowPaths } from './seal.ts';
+import { marksOf, type Rest } from './walk.ts';
 
 const ROUNDS = 8;
 /** After the first round of a batch, ms: then the generation is fuzzy. */
@@ -113,8 +114,10 @@ export class SourceVolume implements ServedVolume {
   readonly #special = new Map<string, Buffer>();
   readonly #unreadable = new Map<string, Buffer>();
   #hot = 0;
-  /** the last batch took in as much as it may: the rest follows at once */
-  #more = false;
+  /** the last batch took in as much as it may: this follows at once */
+  #rest: Rest | null = null;
+  /** boot clock of when it began to be pending */
+  #restSince = 0;
 
   #policy: VolumePolicy = DEFAULT_POLICY;
   #epoch = 0;
@@ -238,6 +241,7 @@ export class SourceVolume implements ServedVolume {
     this.#retryTimer = null;
     await this.#tail.catch(() => undefined);
     await this.#audit?.catch(() => undefined);
+    await this.#dropRest();
     if (this.#watching) {
       this.#watching = false;
       await this.#deps.watcher.remove(this.#deps.watchNumber);
@@ -316,6 +320,7 @@ export class SourceVolume implements ServedVolume {
       );
     const lost = this.#watching && watcher.state(watchNumber).rootLost;
     if (this.#watching && !lost && !other) return;
+    await this.#dropRest();
     if (this.#watching) {
       this.#watching = false;
       await watcher.remove(watchNumber);
@@ -396,7 +401,7 @@ export class SourceVolume implements ServedVolume {
     if (!this.#watching || this.#unfinished) return pause;
     const s = watcher.state(watchNumber);
     if (s.rootLost) return pause;
-    if (this.#more) return pause;
+    if (this.#rest) return pause;
     if (s.dirty === 0 || s.firstMs === null || s.lastMs === null)
       return this.#state === 'held' ? pause : null;
     const { debounceMs, maxDelayMs } = this.#policy;
@@ -467,6 +472,10 @@ export class SourceVolume implements ServedVolume {
     await this.#checkRoot();
     const begin = clock.boot();
     const taken: Buffer[] = [];
+    const rest = this.#rest;
+    // if this batch fails, the walk begins anew
+    if (rest) taken.push(encodeMarks(marksOf(rest)));
+    this.#rest = null;
     const shadow = this.#policy.consistencyMode === 'shadow';
     const batch = new Batch({
       native: this.#native,
@@ -479,6 +488,7 @@ export class SourceVolume implements ServedVolume {
       jobs,
       newSlot: () => this.#nextSlot++,
       limit: this.#deps.batchLimit ?? BATCH_LIMIT,
+      rest,
       signal: this.#abort.signal,
     });
     const take = (): Mark[] => {
@@ -526,22 +536,30 @@ export class SourceVolume implements ServedVolume {
         rounds,
       });
       sealed = true;
-      this.#more = batch.limited;
+      if (!rest) this.#restSince = begin;
+      this.#rest = batch.rest;
       this.#report(batch);
       const busy = [...batch.busy.values()].map((path) => ({
         type: MarkType.path,
         bits: MarkBit.content,
         path,
       }));
-      if (batch.limited) for (const all of taken) watcher.putBack(watchNumber, all);
-      else if (left.length + busy.length > 0) watcher.putBack(watchNumber, encodeMarks([...left, ...busy]));
+      if (left.length + busy.length > 0) watcher.putBack(watchNumber, encodeMarks([...left, ...busy]));
     } catch (error) {
       if (!sealed && !this.#abort.signal.aborted && this.#watching)
         for (const marks of taken) watcher.putBack(watchNumber, marks);
+      if (!sealed) await batch.close();
       throw error;
     } finally {
       if (!this.#sealer.unfinished && shadow) await this.#sealer.clearSlots().catch(() => undefined);
     }
+  }
+
+  /** Ends a walk that was to go on; the caller sees to it that the tree is compared anew. */
+  async #dropRest(): Promise<void> {
+    const rest = this.#rest;
+    this.#rest = null;
+    await rest?.walk?.close();
   }
 
   /** The root once more, right before a seal: an unmount during the batch must not look like deletions. */
@@ -559,7 +577,8 @@ export class SourceVolume implements ServedVolume {
       .map((p) => Buffer.from(p.replace(/^\/+|\/+$/g, '')))
       .filter((path) => {
         const p = batch.pending.get(keyOf(path));
-        return p ? p.change === 'gone' : this.#store.get(path) === undefined;
+        // The walk of a first copy may not have come there yet.
+        return p ? p.change === 'gone' : !batch.limited && this.#store.get(path) === undefined;
       });
     if (missing.length === 0) {
       this.#release('RequiredPathMissing');
@@ -688,7 +707,8 @@ export class SourceVolume implements ServedVolume {
    */
   #lacksCopies(batch: Batch): boolean {
     if (this.#policy.consistencyMode === 'live') return false;
-    const waiting = [...batch.busy.values(), ...[...batch.unreadable.values()].map((u) => u.path)];
+    const before = [...this.#unreadable].filter(([key]) => !batch.fine.has(key)).map(([, path]) => path);
+    const waiting = [...batch.busy.values(), ...[...batch.unreadable.values()].map((u) => u.path), ...before];
     return (
       waiting.some((path) => {
         if (batch.pending.has(keyOf(path))) return false;
@@ -870,7 +890,7 @@ export class SourceVolume implements ServedVolume {
       await watcher.barrier();
       await this.#run();
       if (!this.#watching || this.#abort.signal.aborted) break;
-      if (this.#more) continue;
+      if (this.#rest) continue;
       const { dirty } = watcher.state(watchNumber);
       if (dirty === 0 || again-- === 0) break;
     }
@@ -901,7 +921,8 @@ export class SourceVolume implements ServedVolume {
   /** Whether the newest generation is all there is: nothing marked, nothing being worked on, nothing unreadable. */
   complete(): boolean {
     if (this.#state !== 'watching' || this.#running || !this.#watching || this.#unfinished) return false;
-    if (this.#generation?.epoch !== this.#epoch || this.#hot > 0 || this.#unreadable.size > 0) return false;
+    if (this.#generation?.epoch !== this.#epoch || this.#rest) return false;
+    if (this.#hot > 0 || this.#unreadable.size > 0) return false;
     const s = this.#deps.watcher.state(this.#deps.watchNumber);
     return s.dirty === 0 && s.pendingDirs === 0 && s.unwatched === 0 && !s.rootLost;
   }
@@ -910,6 +931,10 @@ export class SourceVolume implements ServedVolume {
     const { watcher, watchNumber } = this.#deps;
     const s = this.#watching ? watcher.state(watchNumber) : null;
     const { entries, bytes } = this.#store.totals();
+    const pendingMs = [
+      ...(s?.firstMs == null ? [] : [monotonicMs() - s.firstMs]),
+      ...(this.#rest ? [this.#deps.clock.boot() - this.#restSince] : []),
+    ];
     return {
       namespace: this.namespace,
       volume: this.volume,
@@ -919,8 +944,8 @@ export class SourceVolume implements ServedVolume {
       generation: this.#generation && formatGeneration(this.#generation),
       quiescent: this.#generation?.quiescent ?? null,
       delivered: null,
-      pending: s?.dirty ?? 0,
-      pendingMs: s?.firstMs == null ? null : Math.max(0, Math.round(monotonicMs() - s.firstMs)),
+      pending: (s?.dirty ?? 0) + (this.#rest ? 1 : 0),
+      pendingMs: pendingMs.length > 0 ? Math.max(0, Math.round(Math.max(...pendingMs))) : null,
       entries,
       bytes,
       policy: this.#policy,
