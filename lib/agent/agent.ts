@@ -41,6 +41,7 @@ import type {
   Backup,
   Beat,
   BeatReply,
+  FenceApi,
   FullSyncRun,
   Principal,
   VolumeStatus,
@@ -49,11 +50,12 @@ import type {
 import { createAuthenticate } from './auth.ts';
 import { bootId, systemClock } from './clock.ts';
 import { type AgentConfig, addressUrl } from './config.ts';
+import { Fencing } from './fencing.ts';
 import { createLogger } from './logger.ts';
 import { type AgentMetrics, createMetrics } from './metrics.ts';
 import { Pool } from './pool.ts';
 import { Semaphore } from './semaphore.ts';
-import { createServer } from './server.ts';
+import { createServer, createSocketServer, listenOnSocket } from './server.ts';
 import { VolumeEntry, type VolumeParts } from './volume-entry.ts';
 
 const POOL_CHECK_MS = 5_000;
@@ -93,6 +95,8 @@ export class Agent implements AgentApi {
    */
   readonly #clockShift = randomInt(1_000_000_000, 100_000_000_000_000);
   readonly #startedAt: number;
+  readonly #fencing: Fencing;
+  #socket: FastifyInstance | null = null;
   #webdav: Webdav | null = null;
   #api: FastifyInstance | null = null;
   #open: Open | null = null;
@@ -123,6 +127,17 @@ export class Agent implements AgentApi {
       intervalMs: config.beatMs,
       settle: async () => this.#open?.watcher.barrier(),
     });
+    this.#fencing = new Fencing({
+      node: config.node,
+      leaseMs: config.leaseMs,
+      clock: this.#clock,
+      log: this.#log,
+      peer: (node) => {
+        for (const { delivery } of this.#deliveries.values())
+          for (const target of delivery.targets) if (target.node === node) return target;
+        return null;
+      },
+    });
     this.#offers = new Offers({ native, clock: this.#clock, log: this.#log });
     // One for all volumes: it limits how many rclone processes there are.
     this.#puller = createPuller({
@@ -144,6 +159,7 @@ export class Agent implements AgentApi {
     );
     await agent.#lookForRclone();
     await agent.#checkPool();
+    agent.#fencing.start();
     return agent;
   }
 
@@ -173,6 +189,10 @@ export class Agent implements AgentApi {
       log: this.#log,
       onSent: (bytes) => this.#metrics.servedBytes.inc(bytes),
     });
+    if (this.#config.socket !== null) {
+      this.#socket = createSocketServer(this, this.#log);
+      await listenOnSocket(this.#socket, this.#config.socket);
+    }
     const dav = await this.#webdav.listen(webdav.port, webdav.host);
     this.#webdavUrl = advertiseWebdav ?? addressUrl({ host: webdav.host, port: dav.port });
   }
@@ -244,6 +264,7 @@ export class Agent implements AgentApi {
     this.#open = null;
     for (const entry of open.volumes.values()) {
       try {
+        await this.#fencing.closed(entry);
         await this.#parts.dropReaders(entry);
         await entry.close();
       } catch (error) {
@@ -264,10 +285,12 @@ export class Agent implements AgentApi {
     this.#log.info({ reason }, 'agent stops');
     this.#poolTimer?.cancel();
     await this.#beats.stop();
+    await this.#fencing.stop();
     await this.#closePool();
     await this.#offers.close();
     await this.#webdav?.close();
     await this.#api?.close();
+    await this.#socket?.close();
     this.#http.close();
   }
 
@@ -303,6 +326,7 @@ export class Agent implements AgentApi {
     open.stores.set(key, store);
     const entry = new VolumeEntry(name, paths, store, this.#log.child({ volume: key }), this.#parts);
     open.volumes.set(key, entry);
+    this.#fencing.opened(name, entry.role, entry.epoch, store);
     return entry;
   }
 
@@ -424,6 +448,7 @@ export class Agent implements AgentApi {
         targets: delivery.status(),
       };
     },
+    roleChanged: (entry, role, epoch) => this.#fencing.changed(entry, role, epoch),
     dropReaders: async (name) => {
       await this.#offers.dropVolume(name);
       await this.#webdav?.dropVolume(name);
@@ -520,6 +545,11 @@ export class Agent implements AgentApi {
         { field: 'epoch' },
       );
     this.#deliveries.get(entry)?.delivery.holds(request.node, request.generation, request.state);
+  }
+
+  fencing(): FenceApi {
+    this.#need();
+    return this.#fencing;
   }
 
   beat(request: Beat): BeatReply {

@@ -12,6 +12,7 @@ import type {
   VolumeName,
 } from '../core/parts.ts';
 import type { VolumePolicy } from '../core/policy.ts';
+import type { Fencing } from './fencing.ts';
 
 export interface WatchStart extends VolumeName {
   epoch: number | null;
@@ -75,6 +76,8 @@ export interface AgentApi {
     },
   ): Promise<void>;
   beat(request: Beat): BeatReply;
+  /** @throws NOT_READY while the pool is not open: nothing is granted or said of its volumes then */
+  fencing(): FenceApi;
   prepare(
     request: VolumeName & { epoch: number | null; confirm: number | 'all'; timeoutMs: number },
   ): Promise<{ generation: string; quiescent: boolean; confirmed: string[] }>;
@@ -86,6 +89,12 @@ export interface AgentApi {
   readiness(): Promise<{ ready: boolean; reasons: string[] }>;
   metrics(): Promise<string>;
 }
+
+/** The agent's part of fencing (fencing.ts), as the routes see it. */
+export type FenceApi = Pick<
+  Fencing,
+  'beat' | 'poll' | 'consent' | 'release' | 'report' | 'announce' | 'lease'
+>;
 
 /** Who asks: another agent or the controller (the token), or a replica with a grant for one volume. */
 export type Principal =

@@ -4,6 +4,7 @@ import { resolve } from 'node:path';
 import { parseDuration } from '../core/duration.ts';
 import { SimpleVolumeError } from '../core/errors.ts';
 import { checkName } from '../core/names.ts';
+import { MAX_LEASE_MS, MIN_LEASE_MS } from '../fence/timing.ts';
 import { LOG_LEVELS, type LogLevel } from './logger.ts';
 
 export interface Address {
@@ -28,6 +29,10 @@ export interface AgentConfig {
   browseAuth: boolean;
   beatMs: number;
   auditMs: number;
+  /** longest fencing lease that this node takes or promises, ms */
+  leaseMs: number;
+  /** unix socket for csi-node; null: none */
+  socket: string | null;
 }
 
 export interface Option {
@@ -119,6 +124,19 @@ export const OPTIONS: Option[] = [
     fallback: '15m',
   },
   {
+    flag: 'lease',
+    value: 'DURATION',
+    env: 'SIMPLE_VOLUME_LEASE',
+    help: 'how long a fencing lease lasts, the same on all nodes and the controller',
+    fallback: '8s',
+  },
+  {
+    flag: 'socket',
+    value: 'FILE',
+    env: 'SIMPLE_VOLUME_SOCKET',
+    help: 'unix socket on which csi-node of this node asks how long writers may run',
+  },
+  {
     flag: 'log-level',
     value: LOG_LEVELS.join('|'),
     env: 'SIMPLE_VOLUME_LOG_LEVEL',
@@ -205,6 +223,7 @@ export function parseConfig(
   if (expect && !/^[0-9a-f-]{36}$/.test(expect))
     bad('expect-pool-id', `must be a UUID; got ${JSON.stringify(expect)}`);
   const advertise = get('advertise');
+  const socket = get('socket');
   const advertiseWebdav = get('advertise-webdav');
   return {
     node: checkName(need('node'), '--node'),
@@ -221,5 +240,7 @@ export function parseConfig(
     browseAuth: browse === 'on',
     beatMs: parseDuration(need('beat'), '--beat', 100, 60_000),
     auditMs: parseDuration(need('audit'), '--audit', 1000, 86_400_000),
+    leaseMs: parseDuration(need('lease'), '--lease', MIN_LEASE_MS, MAX_LEASE_MS),
+    socket: socket === null ? null : resolve(socket),
   };
 }

@@ -1,5 +1,6 @@
 /** JSON schemas of the HTTP API, with limits. `additionalProperties: false` everywhere: a misspelt field is an error, not a default. */
 import { NAMESPACE_SCHEMA, NODE_SCHEMA, VOLUME_SCHEMA } from '../core/names.ts';
+import { MAX_LEASE_MS, MIN_LEASE_MS } from '../fence/timing.ts';
 
 export const EPOCH = { type: 'integer', minimum: 1, maximum: 999_999_999_999_999 } as const;
 const GENERATION = {
@@ -181,3 +182,73 @@ export const FORCE = object(
   { ...name, epoch: EPOCH, condition: { type: 'string', enum: ['MassDelete', 'RootChanged'] } },
   ['namespace', 'volume', 'condition'],
 );
+
+const FENCING = { type: 'string', enum: ['lease', 'none'] } as const;
+const BEAT_NUMBER = { type: 'integer', minimum: 1, maximum: Number.MAX_SAFE_INTEGER } as const;
+const TERM = { type: 'integer', minimum: 0, maximum: Number.MAX_SAFE_INTEGER } as const;
+const LEASE_LENGTH = { type: 'integer', minimum: MIN_LEASE_MS, maximum: MAX_LEASE_MS } as const;
+const TOLD_SET = object(
+  {
+    version: { type: 'integer', minimum: 0, maximum: Number.MAX_SAFE_INTEGER },
+    nodes: { type: 'array', maxItems: 64, items: NODE_SCHEMA },
+  },
+  ['version', 'nodes'],
+);
+const many = (items: object): object => ({ type: 'array', maxItems: 10_000, items });
+
+export const FENCE_BEAT = object(
+  {
+    node: NODE_SCHEMA,
+    beat: BEAT_NUMBER,
+    volumes: many(object({ ...name, epoch: EPOCH }, ['namespace', 'volume', 'epoch'])),
+  },
+  ['node', 'beat', 'volumes'],
+);
+export const FENCE_POLL = object(
+  {
+    controller: { type: 'string', minLength: 1, maxLength: 253 },
+    term: TERM,
+    leaseMs: LEASE_LENGTH,
+    beat: { anyOf: [BEAT_NUMBER, { type: 'null' }] },
+    volumes: many(
+      object({ ...name, epoch: EPOCH, renew: { type: 'boolean' }, fencing: FENCING, promotable: TOLD_SET }, [
+        'namespace',
+        'volume',
+        'epoch',
+        'renew',
+        'fencing',
+        'promotable',
+      ]),
+    ),
+  },
+  ['controller', 'term', 'leaseMs', 'beat', 'volumes'],
+);
+export const FENCE_CONSENT = object(
+  {
+    ...name,
+    epoch: EPOCH,
+    term: TERM,
+    released: { anyOf: [EPOCH, { type: 'null' }] },
+    insist: { type: 'boolean' },
+  },
+  ['namespace', 'volume', 'epoch', 'term', 'released', 'insist'],
+);
+export const FENCE_RELEASE = object({ ...name, epoch: EPOCH }, ['namespace', 'volume', 'epoch']);
+
+const SPOKEN_AT = { type: 'number', minimum: 0, maximum: 1e15 } as const;
+export const WRITER_REPORT = object(
+  {
+    at: SPOKEN_AT,
+    writers: many(object(name, ['namespace', 'volume'])),
+    freezer: object(
+      {
+        possible: { type: 'boolean' },
+        reason: { type: 'string', maxLength: 1024 },
+        cgroup: { anyOf: [{ type: 'string', enum: ['v1', 'v2'] }, { type: 'null' }] },
+      },
+      ['possible', 'reason', 'cgroup'],
+    ),
+  },
+  ['at', 'writers', 'freezer'],
+);
+export const WRITER_ANNOUNCEMENT = object({ ...name, at: SPOKEN_AT }, ['namespace', 'volume', 'at']);

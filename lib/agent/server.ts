@@ -1,8 +1,10 @@
 /** The HTTP server: limits, authentication before any body is read, and one shape of error. */
+import { chmodSync, lstatSync, unlinkSync } from 'node:fs';
 import Fastify, { type FastifyError, type FastifyInstance, type FastifyRequest } from 'fastify';
 import { type ErrorCode, SimpleVolumeError } from '../core/errors.ts';
 import type { Logger } from '../core/parts.ts';
 import type { AgentApi, Authenticate, Principal } from './api.ts';
+import { fenceRoutes, writerRoutes } from './routes/fence.ts';
 import { healthRoutes } from './routes/health.ts';
 import { syncRoutes } from './routes/sync.ts';
 import { transferRoutes } from './routes/transfers.ts';
@@ -68,7 +70,43 @@ const errorBody = (
   },
 });
 
+/**
+ * Listens on a unix socket that only root (or who runs the agent) can open. A file that an earlier process left is
+ * replaced; anything else at that path is not touched.
+ */
+export async function listenOnSocket(app: FastifyInstance, path: string): Promise<void> {
+  const there = lstatSync(path, { throwIfNoEntry: false });
+  if (there?.isSocket()) unlinkSync(path);
+  // Made without access for others from the start: umask(2) is what bind(2) uses.
+  const mask = process.umask(0o177);
+  try {
+    await app.listen({ path });
+  } finally {
+    process.umask(mask);
+  }
+  chmodSync(path, 0o600);
+}
+
+/** The API on the agent's unix socket, for csi-node of the same pod. */
+export function createSocketServer(api: AgentApi, log: Logger): FastifyInstance {
+  const app = createBase(() => null, log);
+  writerRoutes(app, api);
+  return app;
+}
+
 export function createServer(api: AgentApi, authenticate: Authenticate, log: Logger): FastifyInstance {
+  const app = createBase(authenticate, log);
+  healthRoutes(app, api);
+  watchRoutes(app, api);
+  syncRoutes(app, api);
+  transferRoutes(app, api);
+  volumeRoutes(app, api);
+  fenceRoutes(app, api);
+  return app;
+}
+
+/** Limits, authentication and errors without any route. */
+function createBase(authenticate: Authenticate, log: Logger): FastifyInstance {
   const app = Fastify({
     logger: false,
     bodyLimit: MiB,
@@ -138,10 +176,5 @@ export function createServer(api: AgentApi, authenticate: Authenticate, log: Log
     );
   });
 
-  healthRoutes(app, api);
-  watchRoutes(app, api);
-  syncRoutes(app, api);
-  transferRoutes(app, api);
-  volumeRoutes(app, api);
   return app;
 }

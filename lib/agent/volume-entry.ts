@@ -17,6 +17,8 @@ import type { SourceVolume } from '../source/source-volume.ts';
 import type { VolumeStatus, WatchStart } from './api.ts';
 import { Serial } from './semaphore.ts';
 
+export type Role = 'active' | 'replica';
+
 export interface VolumeParts {
   /** new objects per role; the store stays */
   source(entry: VolumeEntry): SourceVolume;
@@ -25,11 +27,11 @@ export interface VolumeParts {
   startDelivery(entry: VolumeEntry, watch: WatchStart): void;
   stopDelivery(entry: VolumeEntry): Promise<void>;
   withTargets(entry: VolumeEntry, status: SourceStatus): SourceStatus;
+  /** a role or an epoch was made durable */
+  roleChanged(entry: VolumeEntry, role: Role, epoch: number): void;
   /** transfers and browse readings of this volume end */
   dropReaders(name: VolumeName): Promise<void>;
 }
-
-type Role = 'active' | 'replica';
 
 export class VolumeEntry implements VolumeName {
   readonly namespace: string;
@@ -103,6 +105,7 @@ export class VolumeEntry implements VolumeName {
       else this.store.deleteMeta('watch');
     });
     await this.store.durable();
+    this.#parts.roleChanged(this, role, this.epoch);
   }
 
   async #begin(watch: WatchStart, epoch: number): Promise<void> {

@@ -109,6 +109,12 @@ export class NodeFence {
     this.#volumes.delete(volumeKey(name));
   }
 
+  /** What is to be durable of a volume now; null: it is not known. */
+  state(name: VolumeName): FenceState | null {
+    const volume = this.#volumes.get(volumeKey(name));
+    return volume ? this.#save(volume).state : null;
+  }
+
   #activeFence(volume: Volume, now: number): ActiveFence {
     const { epoch, told, released } = volume;
     return new ActiveFence(
@@ -141,7 +147,11 @@ export class NodeFence {
     if (role === 'replica') {
       volume.active = null;
       if (stepsDown) volume.replica = new ReplicaFence(volume.replica.state, now, this.#leaseMs, this.#rules);
-    } else volume.active = this.#activeFence(volume, now);
+    } else {
+      // Whatever was told in another epoch: until the leader says otherwise, only a lease lets a writer run.
+      volume.fencing = 'lease';
+      volume.active = this.#activeFence(volume, now);
+    }
   }
 
   /** Takes the set and the mode that the controller tells for the epoch in which this node is active. */
