@@ -46,8 +46,8 @@ export interface ActContext {
   look: (key: string) => void;
   /** the object as this process has just written it; caches may be behind */
   written: (object: SimpleVolume) => void;
-  /** called after each write, for metrics and for tests that end the process there */
-  wrote: (what: string) => void;
+  /** called after each write of a volume, for metrics and for tests that end the process there */
+  wrote: (what: string, key: string) => void;
 }
 
 export interface Applied {
@@ -154,11 +154,7 @@ class VolumeActs {
     if (canonical(status) === canonical(this.object.status ?? {})) return true;
     try {
       this.took(
-        await this.c.kube.replace(
-          SIMPLE_VOLUMES,
-          { ...this.object, status },
-          { subresource: 'status', timeoutMs: 5000 },
-        ),
+        await this.c.kube.replace(SIMPLE_VOLUMES, { ...this.object, status }, { subresource: 'status' }),
         'status',
       );
       return true;
@@ -172,7 +168,7 @@ class VolumeActs {
     this.object = object;
     this.c.fence.observe(object, this.plan.fencing);
     this.c.written(object);
-    this.c.wrote(what);
+    this.c.wrote(what, this.key);
   }
 
   events(): void {
@@ -328,7 +324,7 @@ class VolumeActs {
         { namespace: this.observed.namespace, name },
         { uid: uid as string },
       );
-      this.c.wrote('deleteObject');
+      this.c.wrote('deleteObject', this.key);
     });
   }
 
@@ -342,7 +338,7 @@ class VolumeActs {
         { metadata: { finalizers: (finalizers ?? []).filter((one) => one !== FINALIZER) } },
         { resourceVersion },
       );
-      this.c.wrote('removeFinalizer');
+      this.c.wrote('removeFinalizer', this.key);
       if (this.observed.name) this.c.fence.forget(this.pool, this.observed.name);
     });
   }
@@ -393,7 +389,7 @@ class VolumeActs {
         path: '/replication/fence/release',
         body: { ...this.name, epoch: action.epoch },
       });
-      this.c.wrote(`releaseLease ${action.node}`);
+      this.c.wrote(`releaseLease ${action.node}`, this.key);
       // The next poll tells the fence.
       this.soon(1000);
       return true;
@@ -432,14 +428,14 @@ class VolumeActs {
     } catch (error) {
       if (!wasAnswered(error) || !fine.includes(error.code)) throw error;
     }
-    this.c.wrote(`${path} ${node}`);
+    this.c.wrote(`${path} ${node}`, this.key);
     return true;
   }
 
   private async merge(write: () => Promise<unknown>, what: string): Promise<boolean> {
     try {
       await write();
-      this.c.wrote(what);
+      this.c.wrote(what, this.key);
     } catch (error) {
       // Gone, or another object of the same name: there is nothing to write to.
       if (!isKubeError(error, 'NotFound', 'Conflict')) throw error;
@@ -495,10 +491,10 @@ class VolumeActs {
         metadata: { name },
         spec,
       });
-      this.c.wrote(`mirror ${name}`);
+      this.c.wrote(`mirror ${name}`, this.key);
     } else if (canonical(found.spec) !== canonical(spec)) {
       found = await kube.merge(CLUSTER_SIMPLE_VOLUMES, { name }, { spec });
-      this.c.wrote(`mirror ${name}`);
+      this.c.wrote(`mirror ${name}`, this.key);
     }
     const { observedAt: _, ...before } = found.status ?? {};
     if (canonical(before) === canonical(status)) {
@@ -512,7 +508,7 @@ class VolumeActs {
       { subresource: 'status', resourceVersion: found.metadata.resourceVersion },
     );
     this.memory.mirrored = wanted;
-    this.c.wrote(`mirror status ${name}`);
+    this.c.wrote(`mirror status ${name}`, this.key);
     return true;
   }
 }

@@ -146,24 +146,21 @@ export class FenceDriver {
     const { kube, lease, election, logger } = this.options;
     this.takingOver = term;
     try {
-      const seen = await kube.get(LEASES, lease, { timeoutMs: 3000 });
+      const seen = await kube.get(LEASES, lease);
       const said = Number(seen.metadata.annotations?.[FENCE_LEASE_KEY]);
       const previous = Number.isFinite(said) && said > 0 ? said : null;
       // First it is written down what will be granted; a smaller number would be a lie while older grants hold.
       if (previous !== this.leaseMs)
-        await kube.merge(
-          LEASES,
-          lease,
-          { metadata: { annotations: { [FENCE_LEASE_KEY]: String(Math.max(this.leaseMs, previous ?? 0)) } } },
-          { timeoutMs: 3000 },
-        );
+        await kube.merge(LEASES, lease, {
+          metadata: { annotations: { [FENCE_LEASE_KEY]: String(Math.max(this.leaseMs, previous ?? 0)) } },
+        });
       if (election.term() !== term) return;
       this.previousLeaseMs = previous;
       for (const pool of this.pools.values()) this.takeOverPool(pool, term);
       this.readTerm = term;
       // Pools that are met while reading take over by themselves; until `ready` nothing is asked of them.
       const objects: SimpleVolume[] = [];
-      for await (const object of kube.list(SIMPLE_VOLUMES, { timeoutMs: 10_000 })) objects.push(object);
+      for await (const object of kube.list(SIMPLE_VOLUMES)) objects.push(object);
       if (election.term() !== term) {
         this.readTerm = null;
         return;

@@ -51,7 +51,7 @@ export async function decide(
   try {
     const written = await kube
       .gated(allowed)
-      .replace(SIMPLE_VOLUMES, { ...object, status }, { subresource: 'status', timeoutMs: 5000 });
+      .replace(SIMPLE_VOLUMES, { ...object, status }, { subresource: 'status' });
     return { done: true, object: written };
   } catch (error) {
     // Whether it was written is not known: the next look reads it. A conflict says that somebody else was first.

@@ -34,7 +34,7 @@ export const proxyGuard: Guard = {
 const YES_MS = 10_000;
 const NO_MS = 2000;
 const CACHED = 1000;
-const CALL_MS = 4000;
+const CALL_MS = 8000;
 
 class Answers<T> {
   private readonly entries = new Map<string, { value: T; until: number }>();

@@ -41,7 +41,7 @@ export function requestOf(object: {
   return match && Number.isFinite(at) ? { id: match[1] as string, requestedAt: at } : null;
 }
 
-const CALL_MS = 4000;
+const CALL_MS = 8000;
 const ATTEMPTS = 8;
 
 /**
