@@ -401,7 +401,11 @@ export class Agent implements AgentApi {
         namespace,
         volume,
         epoch,
-        look: () => ({ generation: source.generation(), complete: source.complete() }),
+        look: (target: (typeof delivery.targets)[number]) => ({
+          generation: source.generation(),
+          complete: source.complete(),
+          asOf: delivery.echoAt(target, source.holdsAsOf()),
+        }),
         answer: (
           target: (typeof delivery.targets)[number],
           generation: string | null,

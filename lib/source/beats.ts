@@ -11,8 +11,11 @@ import { volumeKey } from '../core/parts.ts';
 
 export interface BeatVolume extends VolumeName {
   epoch: number;
-  /** the newest sealed generation, and whether anything is pending beyond it; both of the same moment */
-  look(): { generation: Generation | null; complete: boolean };
+  /**
+   * The newest sealed generation, and whether it is all there is, both of the same moment. When it is not, `asOf` is
+   * the target's clock as of which it held everything, null: not known.
+   */
+  look(target: Target): { generation: Generation | null; complete: boolean; asOf: number | null };
   /** what the target answered for this volume; epoch: the highest that it has seen */
   answer(target: Target, generation: string | null, state: string, epoch: number): void;
 }
@@ -142,17 +145,19 @@ export class Beats {
         settled = false;
       }
       const members = [...pair.members];
-      const volumes = members.flatMap(({ volume }) => {
+      const volumes = members.flatMap(({ target, volume }) => {
         try {
-          const { generation, complete } = volume.look();
+          const { generation, complete, asOf } = volume.look(target);
+          const now = complete && settled;
           return [
             {
               namespace: volume.namespace,
               volume: volume.volume,
               epoch: volume.epoch,
               generation: generation && formatGeneration(generation),
-              complete: complete && settled,
-              echo,
+              // complete as of the echo
+              complete: now || asOf !== null,
+              echo: now ? echo : (asOf ?? echo),
             },
           ];
         } catch (error) {

@@ -116,6 +116,11 @@ export class Delivery implements VolumeName {
     for (const lane of this.#lanes) this.#kick(lane);
   }
 
+  /** The target's clock at a cut; null: not known (any more). */
+  echoAt(target: Target, cut: number | null): number | null {
+    return cut === null ? null : (this.#cuts.get(cut)?.get(target) ?? null);
+  }
+
   /** After a restart: the generation is known, when it was cut is not. */
   resume(generation: Generation): void {
     this.sealed(generation, -1);

@@ -2,6 +2,7 @@
  * The active side of one volume: watch, batch, seal, serve. Whatever fails, no change is forgotten: the marks of a
  * batch that was not sealed go back to the watcher, and a start compares the whole tree with the index.
  */
+import { readFileSync } from 'node:fs';
 import { stat } from 'node:fs/promises';
 import { SimpleVolumeError } from '../core/errors.ts';
 import { formatGeneration, type Generation, isAncestor, type Lineage } from '../core/generation.ts';
@@ -116,6 +117,8 @@ export class SourceVolume implements ServedVolume {
   #hot = 0;
   /** the last batch took in as much as it may: this follows at once */
   #rest: Rest | null = null;
+  /** a whole scan by batches that is under way */
+  #whole: { cut: number; sighted: boolean } | null = null;
   /** boot clock of when it began to be pending */
   #restSince = 0;
 
@@ -127,6 +130,14 @@ export class SourceVolume implements ServedVolume {
   /** batches begun since the start; each begins with a cut of that number */
   #cuts = 0;
   #asOf = 0;
+  /** the newest generation is on the disk, and holds everything as of this cut; null: not known */
+  #heldAsOf: number | null = null;
+  /** some directory had no watch since the last whole scan: events alone prove nothing */
+  #blind = false;
+  /** the last cut as of which a whole scan has seen everything */
+  #scannedAsOf = 0;
+  /** a whole scan that has looked at everything; what it found is dealt with by the next batch. sighted: all directories had watches when it began */
+  #scan: { cut: number; sighted: boolean } | null = null;
   /** paths that a batch left out, with the last cut of which they hold everything */
   readonly #behind = new Map<string, number>();
   #lineage: Lineage = [];
@@ -217,6 +228,10 @@ export class SourceVolume implements ServedVolume {
     this.#failures = 0;
     this.#notBefore = 0;
     this.#announced = null;
+    this.#heldAsOf = null;
+    this.#scannedAsOf = 0;
+    this.#scan = null;
+    this.#whole = null;
     this.#forced.clear();
     if (seen < epoch) this.#store.setMeta('epoch', epoch);
     await this.#redo();
@@ -343,20 +358,36 @@ export class SourceVolume implements ServedVolume {
     this.#watchBudget();
   }
 
+  /** Whether all directories have a watch right now. */
+  #sighted(): boolean {
+    const sighted = this.#deps.watcher.state(this.#deps.watchNumber).unwatched === 0;
+    if (!sighted) this.#blind = true;
+    return sighted;
+  }
+
   #watchBudget(): void {
-    const { watcher, watchNumber } = this.#deps;
+    const { watcher, watchNumber, auditMs = 0, log } = this.#deps;
     const s = watcher.state(watchNumber);
-    if (s.unwatched === 0) {
+    if (this.#sighted()) {
       this.#conditions.clear('WatchBudgetExhausted');
       return;
     }
     const ENOSPC = 28;
+    const { unwatched } = s;
+    const until =
+      auditMs > 0 ? `until then the volume is scanned every ${Math.min(auditMs, UNWATCHED_MS) / 1000} s` : '';
+    const limit = watchLimit();
     const message =
       s.watchErrno === ENOSPC
-        ? `${s.unwatched} directories have no watch: the limit fs.inotify.max_user_watches is used up, this volume alone needs ${s.watches + s.unwatched}; raise it with sysctl. Until then these directories are scanned every ${UNWATCHED_MS / 1000} s`
-        : `${s.unwatched} directories cannot be watched (errno ${s.watchErrno}); they are scanned every ${UNWATCHED_MS / 1000} s`;
-    if (this.#conditions.set('WatchBudgetExhausted', message))
-      this.#deps.log.warn({ unwatched: s.unwatched, errno: s.watchErrno }, message);
+        ? `${unwatched} directories of this volume have no watch: all ${limit} of fs.inotify.max_user_watches are used, at least ${limit + unwatched} are needed (sysctl -w fs.inotify.max_user_watches=${roundUp(limit + unwatched)}); ${until}`
+        : `${unwatched} directories of this volume cannot be watched (errno ${s.watchErrno}); ${until}`;
+    if (!this.#conditions.set('WatchBudgetExhausted', message)) return;
+    log.warn({ unwatched, errno: s.watchErrno }, message);
+    // the next scan may be far off
+    if (this.#auditTimer) {
+      this.#auditTimer.cancel();
+      this.#scheduleAudit();
+    }
   }
 
   #hold(held: Held): void {
@@ -473,6 +504,8 @@ export class SourceVolume implements ServedVolume {
     const begin = clock.boot();
     const taken: Buffer[] = [];
     const rest = this.#rest;
+    const scan = this.#scan;
+    this.#scan = null;
     // if this batch fails, the walk begins anew
     if (rest) taken.push(encodeMarks(marksOf(rest)));
     this.#rest = null;
@@ -500,9 +533,12 @@ export class SourceVolume implements ServedVolume {
       this.#state = this.#generation && this.#copies?.complete ? 'sealing' : 'scanning';
     let sealed = false;
     try {
-      const cut = ++this.#cuts;
-      this.#deps.onCut?.(cut);
+      const sighted = this.#sighted();
+      const cut = this.#cut();
       let marks = take();
+      // proven when this batch, or the last one of the walk, is sealed
+      if (marks.some((m) => m.type === MarkType.subtree && m.path.length === 0))
+        this.#whole = { cut, sighted };
       let left: Mark[] = [];
       let rounds = 0;
       let until = Number.POSITIVE_INFINITY;
@@ -527,15 +563,20 @@ export class SourceVolume implements ServedVolume {
       this.#checkMassDelete(batch);
       const settled = left.length === 0 && !batch.limited;
       const stale = batch.busy.size > 0 || batch.unreadable.size > 0 || batch.leftOut.length > 0;
-      if (!batch.limited && (still || rounds > 1)) this.#catchUp(cut, batch);
+      if (!batch.limited && (still || rounds > 1)) {
+        for (const done of [this.#whole, scan]) if (done) this.#scanned(done);
+        this.#whole = null;
+        this.#catchUp(cut, batch);
+      } else this.#scan ??= scan;
       await this.#seal(batch, {
-        quiescent: still && settled && !stale,
-        caughtUp: !batch.limited && !stale && (still || rounds > 1),
+        quiescent: still && settled && !stale && !this.#blind,
+        caughtUp: !batch.limited && !stale && (still || rounds > 1) && !this.#blind,
         settled,
         begin,
         rounds,
       });
       sealed = true;
+      if (!batch.limited) this.#heldAsOf = this.#asOf;
       if (!rest) this.#restSince = begin;
       this.#rest = batch.rest;
       this.#report(batch);
@@ -548,7 +589,10 @@ export class SourceVolume implements ServedVolume {
     } catch (error) {
       if (!sealed && !this.#abort.signal.aborted && this.#watching)
         for (const marks of taken) watcher.putBack(watchNumber, marks);
-      if (!sealed) await batch.close();
+      if (!sealed) {
+        this.#scan ??= scan;
+        await batch.close();
+      }
       throw error;
     } finally {
       if (!this.#sealer.unfinished && shadow) await this.#sealer.clearSlots().catch(() => undefined);
@@ -731,7 +775,22 @@ export class SourceVolume implements ServedVolume {
     for (const key of this.#unreadable.keys()) if (!batch.fine.has(key)) waiting.add(key);
     for (const key of this.#behind.keys()) if (!waiting.has(key)) this.#behind.delete(key);
     for (const key of waiting) if (!this.#behind.has(key)) this.#behind.set(key, cut - 1);
-    this.#asOf = Math.min(cut, ...this.#behind.values());
+    this.#sighted();
+    const seen = this.#blind ? this.#scannedAsOf : cut;
+    this.#asOf = Math.min(cut, seen, ...this.#behind.values());
+  }
+
+  /** All that happens before now will be in the batch, or be found by the scan, that begins now. */
+  #cut(): number {
+    const cut = ++this.#cuts;
+    this.#deps.onCut?.(cut);
+    return cut;
+  }
+
+  /** A whole scan has been dealt with. */
+  #scanned(scan: { cut: number; sighted: boolean }): void {
+    this.#scannedAsOf = Math.max(this.#scannedAsOf, scan.cut);
+    if (scan.sighted && this.#sighted()) this.#blind = false;
   }
 
   #announce(caughtUp: boolean): void {
@@ -843,6 +902,7 @@ export class SourceVolume implements ServedVolume {
     if (!this.#watching || !this.#filter || this.#state !== 'watching') return 0;
     await watcher.retry();
     this.#watchBudget();
+    const scan = { cut: this.#cut(), sighted: this.#sighted() };
     let found = 0;
     let marks: Mark[] = [];
     const give = (): void => {
@@ -866,12 +926,18 @@ export class SourceVolume implements ServedVolume {
     });
     for await (const d of differences) {
       const key = keyOf(d.path);
-      if (d.what === 'unreadable' || (d.what === 'special' && this.#special.has(key))) continue;
+      if (d.what === 'unreadable' && this.#unreadable.has(key)) continue;
+      if (d.what === 'special' && this.#special.has(key)) continue;
       found++;
       marks.push({ type: MarkType.path, bits: 0, path: d.path });
       if (marks.length >= 1000) give();
     }
     give();
+    if (this.#blind && !signal.aborted) {
+      // also when nothing was found: then a batch without marks proves it
+      this.#scan = scan;
+      this.#kick();
+    }
     return found;
   }
 
@@ -922,9 +988,20 @@ export class SourceVolume implements ServedVolume {
   complete(): boolean {
     if (this.#state !== 'watching' || this.#running || !this.#watching || this.#unfinished) return false;
     if (this.#generation?.epoch !== this.#epoch || this.#rest) return false;
+    if (!this.#sighted() || this.#blind) return false;
     if (this.#hot > 0 || this.#unreadable.size > 0) return false;
     const s = this.#deps.watcher.state(this.#deps.watchNumber);
-    return s.dirty === 0 && s.pendingDirs === 0 && s.unwatched === 0 && !s.rootLost;
+    return s.dirty === 0 && s.pendingDirs === 0 && !s.rootLost;
+  }
+
+  /**
+   * Number of the last cut as of which the newest generation holds everything, whatever happened since; null: not
+   * known.
+   */
+  holdsAsOf(): number | null {
+    if (!this.#watching || this.#unfinished || this.#generation?.epoch !== this.#epoch) return null;
+    if (!this.#copies?.complete || this.#copies.ahead) return null;
+    return this.#heldAsOf;
   }
 
   status(): SourceStatus {
@@ -1020,6 +1097,13 @@ export class SourceVolume implements ServedVolume {
     };
   }
 }
+
+/** Watches that one user may have (inotify(7)). */
+const watchLimit = (): number =>
+  Number.parseInt(readFileSync('/proc/sys/fs/inotify/max_user_watches', 'utf8'), 10) || 0;
+
+/** To the next power of two: room for what comes. */
+const roundUp = (n: number): number => 2 ** Math.ceil(Math.log2(n));
 
 async function exists(path: string): Promise<boolean> {
   try {

@@ -30,7 +30,7 @@ function rig(settle?: () => Promise<void>) {
       namespace: 'ns',
       volume: name,
       epoch: 1,
-      state: { generation, complete: true },
+      state: { generation, complete: true, asOf: null as number | null },
       answers: [] as Answer[],
       look: () => v.state,
       answer: (_: Target, held: string | null, state: string, epoch: number) => {
@@ -97,7 +97,7 @@ t.test(
     await clock.pass(1000);
     t.strictSame(http.open(), [], 'nothing is said before the kernel has told everything');
     // an event that waited in the kernel is known now
-    x.state = { generation: { epoch: 1, seq: 4 }, complete: false };
+    x.state = { generation: { epoch: 1, seq: 4 }, complete: false, asOf: null };
     gates.shift()?.();
     await turn();
     t.match(http.only().body.volumes[0], { complete: false, echo: 100 });
@@ -144,6 +144,21 @@ t.test('when the events of the kernel cannot be had, nothing is called complete'
   beats.add(target, x);
   await turn();
   t.match(http.only().body.volumes[0], { generation: '1-4', complete: false });
+});
+
+t.test('what is not complete now may have been at an earlier time: then that time is told', async (t) => {
+  const { clock, http, beats, target, volume, reply } = rig();
+  const x = volume('x');
+  beats.add(target, x);
+  await turn();
+  await http.only().answer(reply(100, 'x'));
+  x.state = { generation: { epoch: 1, seq: 4 }, complete: false, asOf: 40 };
+  await clock.pass(1000);
+  t.match(http.only().body.volumes[0], { generation: '1-4', complete: true, echo: 40 });
+  await http.only().answer(reply(1100, 'x'));
+  x.state = { generation: { epoch: 1, seq: 4 }, complete: true, asOf: 40 };
+  await clock.pass(1000);
+  t.match(http.only().body.volumes[0], { complete: true, echo: 1100 });
 });
 
 t.test('a volume that cannot be looked at concerns itself only', async (t) => {

@@ -253,6 +253,21 @@ t.test('generation and echo of one request are of one moment', async (t) => {
   t.match(http.only().body, { generation: '1-2', echo: 900 });
 });
 
+t.test('the clock at a cut can be asked for until a later one counts', async (t) => {
+  const { echoes, delivery, targets } = rig({ names: ['b'] });
+  const [b] = targets as [Target];
+  t.equal(delivery.echoAt(b, 1), null);
+  echoes.set('http://b', 100);
+  delivery.cut(1);
+  echoes.set('http://b', 200);
+  delivery.cut(2);
+  t.equal(delivery.echoAt(b, 1), 100);
+  t.equal(delivery.echoAt(b, null), null);
+  delivery.sealed(g(1), 2);
+  t.equal(delivery.echoAt(b, 1), null);
+  t.equal(delivery.echoAt(b, 2), 200);
+});
+
 t.test('a cut before any answer of the replica gives no echo', async (t) => {
   const { http, echoes, delivery } = rig({ names: ['b'] });
   delivery.cut(1);
