@@ -51,6 +51,8 @@ interface Volume {
   /** the active node gave back the lease of this epoch */
   released: number | null;
   withheld: boolean;
+  /** the active node last said that it goes by `none`: its csi-node lets the writer run without end */
+  unfenced: boolean;
 }
 
 interface Heard {
@@ -157,6 +159,7 @@ export class LeaderFence {
         acknowledged: null,
         released: null,
         withheld: false,
+        unfenced: false,
       });
       this.#at(record.activeNode)?.add(key);
       return;
@@ -170,6 +173,7 @@ export class LeaderFence {
       known.acknowledged = null;
       known.released = null;
       known.withheld = false;
+      known.unfenced = false;
       this.#at(old.activeNode)?.delete(key);
       this.#at(record.activeNode)?.add(key);
     }
@@ -235,6 +239,10 @@ export class LeaderFence {
       if (!state.released) active.set(key, state.epoch);
       if (!volume || volume.record.activeNode !== reply.node || volume.record.epoch !== state.epoch) continue;
       if (state.released) volume.released = state.epoch;
+      // From none to lease: csi-node hears it with its next question, so that is waited for like a grant.
+      if (volume.unfenced && state.fencing === 'lease')
+        volume.until = Math.max(volume.until, now + holdMs(this.#leaseMs));
+      volume.unfenced = state.fencing === 'none';
       const { promotable } = volume.record;
       const holds = state.promotable;
       const exact = this.#rules.exactAcknowledgement
@@ -278,12 +286,14 @@ export class LeaderFence {
 
   /**
    * How long until no lease of this volume can be valid any more, ms; 0: the fence is over; null: this controller does
-   * not lead or has not read the volume since it leads.
+   * not lead or has not read the volume since it leads. While the active node has not confirmed a change from `none` to
+   * `lease` nothing ends by itself: it stays above 0 until the node answers or the mode is `none` again.
    */
   fenceWaitMs(name: VolumeName, now: number): number | null {
     const volume = this.#volumes.get(volumeKey(name));
     if (!volume || (this.#rules.onlyWhileLeading && !this.leads(now))) return null;
     if (volume.record.fencing === 'none' || volume.released === volume.record.epoch) return 0;
+    if (volume.unfenced) return holdMs(MAX_LEASE_MS);
     const granted = this.#rules.waitForGrants ? Math.max(volume.until, volume.earlierUntil) : -Infinity;
     return Math.max(0, Math.ceil(Math.max(granted, this.#takeoverUntil) - now));
   }

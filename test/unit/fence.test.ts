@@ -204,6 +204,19 @@ t.test(
   },
 );
 
+t.test('leader: a change from none to lease counts when the active node has confirmed it', async (t) => {
+  const k = new LeaderFence('k', 8_000);
+  k.takeOver(0, 1, 1e9, 8_000);
+  k.observe(record({ fencing: 'none' }));
+  t.equal(k.fenceWaitMs(V, 0), 0, 'without fencing there is nothing to wait for');
+  k.answered(reply(1, 8, { fencing: 'none' }), 10_000);
+  k.observe(record());
+  t.ok((k.fenceWaitMs(V, 200_000) ?? 0) > 0, 'a node that died before it heard of it freezes nobody');
+  k.answered(reply(1, 9), 201_000);
+  t.equal(k.fenceWaitMs(V, 201_000), 9_300, 'and csi-node hears it with its next question');
+  t.equal(k.fenceWaitMs(V, 210_300), 0);
+});
+
 t.test('node: csi-node is asked before a lease is given back, and its silence is no answer', async (t) => {
   const node = new NodeFence('a', 8_000, 1);
   node.open(V, 'active', 1, NO_STATE, 0);
