@@ -124,12 +124,18 @@ export function watchRuns(agent: ObservedAgent | undefined, body: WatchBody): bo
   );
 }
 
-/** Pods that were there before the decision and are not where the volume is now. One that waits for a node is left alone. */
+/**
+ * Pods of before the decision that keep the workload from being where the volume is now: those on the node that was
+ * left, and those that wait for the volume on a third one and whose controller makes them anew. One that waits for a
+ * node is left alone, and so is what has ended.
+ */
 function stalePods(record: PromotionRecord, o: Observed): ObservedPod[] {
+  if (record.from === undefined || record.from === record.to) return [];
   const decided = Date.parse(record.decidedAt);
-  return o.pods.filter(
-    (pod) => isLive(pod) && pod.node !== null && pod.node !== record.to && !(pod.createdAt > decided),
-  );
+  return o.pods.filter((pod) => {
+    if (!isLive(pod) || pod.node === null || pod.node === record.to || pod.createdAt > decided) return false;
+    return pod.node === record.from || (pod.phase === 'Pending' && pod.controlledBy !== null);
+  });
 }
 
 /** Without its kubelet a pod never ends by itself; it is taken off when nothing of it can write to the volume any more. */
@@ -262,35 +268,34 @@ export function moveStep(
     return wait;
   };
 
-  const released = o.fence.released === epoch;
-  if (users.length > 0 && !released) {
+  if (o.fence.released !== epoch) {
     const stopping = users.filter((pod) => !pod.deleting);
-    if (stopping.length > 0) {
-      const first = flush('flush', `${target} to hold what ${from} has, while the workload still runs`);
+    if (users.length === 0 || stopping.length > 0) {
+      const first = flush('flush', `${target} to hold what ${from} has`);
       if (first !== null) return first;
     }
+    // The agent gives the lease back only when no writer is there, so it is asked first: a pod that came meanwhile and
+    // has not mounted the volume then never does. Those that have it open end, and it is asked again.
     return {
-      actions: stopping.map((pod) => ({
-        id: `deletePod:${pod.name}`,
-        kind: 'deletePod',
-        name: pod.name,
-        uid: pod.uid,
-        force: false,
-        why: `the volume moves from ${from} to ${target}`,
-      })),
+      actions: [
+        { id: `releaseLease:${from}`, kind: 'releaseLease', node: from, epoch },
+        ...stopping.map(
+          (pod): Action => ({
+            id: `deletePod:${pod.name}`,
+            kind: 'deletePod',
+            name: pod.name,
+            uid: pod.uid,
+            force: false,
+            why: `the volume moves from ${from} to ${target}`,
+          }),
+        ),
+      ],
       ready: false,
-      waitsFor: `the pods on ${from} to end (${users.map((pod) => pod.name).join(', ')})`,
-      nextLookMs: 2000,
-    };
-  }
-  if (!released) {
-    const first = flush('flush', `${target} to hold what ${from} has`);
-    if (first !== null) return first;
-    return {
-      actions: [{ id: `releaseLease:${from}`, kind: 'releaseLease', node: from, epoch }],
-      ready: false,
-      waitsFor: `${from} to give its lease back`,
-      nextLookMs: 1000,
+      waitsFor:
+        users.length === 0
+          ? `${from} to give its lease back`
+          : `the pods on ${from} to end (${users.map((pod) => pod.name).join(', ')})`,
+      nextLookMs: users.length === 0 ? 1000 : 2000,
     };
   }
   // Nobody can write any more: what this flush finds is all that will ever be there.
