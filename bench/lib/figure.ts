@@ -2,7 +2,7 @@
 export interface Measure {
   name: string;
   value: number;
-  unit: 's' | 'MiB' | '%' | 'files/s' | 'MB/s';
+  unit: 's' | 'MiB' | '%' | 'files/s' | 'MB/s' | '1/s';
   /** Highest value that was aimed at; absent: for comparison only. */
   target?: number;
   note?: string;

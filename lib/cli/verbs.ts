@@ -18,4 +18,9 @@ export const VERBS: readonly Verb[] = [
       'run the agent of a storage node: watch, stage, serve, pull and apply the volumes of one pool',
     load: () => import('../agent/command.ts'),
   },
+  {
+    name: 'controller',
+    description: 'run the controller: place, replicate, move and fail over the volumes of the cluster',
+    load: () => import('../../controller/command.ts'),
+  },
 ];

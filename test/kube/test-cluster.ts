@@ -149,6 +149,21 @@ export class TestCluster {
       ],
       { subresource: 'status' },
     );
+    if (ready) return;
+    // As the node lifecycle controller does: what cannot be heard is not ready.
+    for await (const pod of this.kube.list(PODS, { fieldSelector: `spec.nodeName=${node}` })) {
+      const conditions = pod.status?.conditions?.map((one) =>
+        one.type === 'Ready'
+          ? { ...one, status: 'False', lastTransitionTime: new Date().toISOString() }
+          : one,
+      );
+      await this.kube.merge(
+        PODS,
+        { namespace: pod.metadata.namespace, name: pod.metadata.name },
+        { status: { conditions } },
+        { subresource: 'status' },
+      );
+    }
   }
 
   async cordon(node: string, cordoned: boolean): Promise<void> {
@@ -166,6 +181,22 @@ export class TestCluster {
     this.lost.delete(node);
     this.agents.agents.get(node)?.set('answers');
     await this.ready(node, true);
+    for await (const pod of this.kube.list(PODS, {
+      namespace: SYSTEM,
+      fieldSelector: `spec.nodeName=${node}`,
+    }))
+      await this.kube.merge(
+        PODS,
+        { namespace: SYSTEM, name: pod.metadata.name },
+        {
+          status: {
+            conditions: pod.status?.conditions?.map((one) =>
+              one.type === 'Ready' ? { ...one, status: 'True' } : one,
+            ),
+          },
+        },
+        { subresource: 'status' },
+      );
   }
 
   /** A claim that is bound to a volume of the driver. */
@@ -379,7 +410,7 @@ const line =
     process.stderr.write(`${level} ${text} ${JSON.stringify(data)}\n`);
   };
 export const shout: typeof quiet = {
-  debug() {},
+  debug: process.env.SIMPLE_VOLUME_TEST_LOG === 'debug' ? line('debug') : () => {},
   info: line('info'),
   warn: line('warn'),
   error: line('error'),

@@ -1,0 +1,83 @@
+/** `simple-volume controller`: flags to configuration, start, and a clean stop on SIGTERM. */
+import type { Command } from 'commander';
+import { packageVersion } from '../lib/cli/program.ts';
+import { SimpleVolumeError } from '../lib/core/errors.ts';
+import { OPTIONS, parseControllerConfig } from './config.ts';
+
+const STOP_LIMIT_MS = 15_000;
+
+export function register(program: Command): void {
+  const command = program
+    .command('controller')
+    .description('run the controller: place, replicate, move and fail over the volumes of the cluster')
+    .allowExcessArguments(false);
+  for (const o of OPTIONS)
+    command.option(
+      `--${o.flag}${o.value ? ` <${o.value}>` : ''}`,
+      `${o.help}${o.fallback ? ` (default: ${o.fallback})` : ''} [${o.env}]`,
+    );
+  command.action(async (options: Record<string, string | boolean | undefined>) => {
+    // commander gives camelCase; the table has the flags as they are typed
+    const flags = Object.fromEntries(
+      OPTIONS.map((o) => [o.flag, options[o.flag.replace(/-(\w)/g, (_, c: string) => c.toUpperCase())]]),
+    );
+    try {
+      await run(parseControllerConfig(flags, process.env));
+    } catch (error) {
+      if (!(error instanceof SimpleVolumeError)) throw error;
+      process.stderr.write(`simple-volume controller: ${error.message}\n`);
+      process.exitCode = 2;
+    }
+  });
+}
+
+async function run(config: ReturnType<typeof parseControllerConfig>): Promise<void> {
+  const [{ Controller }, { authorities, tokenFile }, { createLogger }, { systemClock }, { native }] =
+    await Promise.all([
+      import('./controller.ts'),
+      import('./act/agents.ts'),
+      import('../lib/agent/logger.ts'),
+      import('../lib/agent/clock.ts'),
+      import('../lib/native/load.ts'),
+    ]);
+  const logger = createLogger(config.logLevel, config.identity);
+  const token = tokenFile(config.tokenFile);
+  const controller = await Controller.start({
+    namespace: config.namespace,
+    identity: config.identity,
+    version: packageVersion(),
+    kubeconfig: config.kubeconfig ?? undefined,
+    token,
+    ca: authorities(config.caFile),
+    leaseName: config.leaseName,
+    electionMs: config.electionMs,
+    electionRenewMs: Math.max(500, Math.round(config.electionMs / 7.5)),
+    fenceLeaseMs: config.fenceLeaseMs,
+    reportMs: config.reportMs,
+    plan: { timeZone: config.timeZone },
+    health: config.http,
+    trigger: config.trigger
+      ? {
+          guard: config.trigger.guard,
+          ...config.trigger.address,
+          tls: config.trigger.tls ?? undefined,
+        }
+      : null,
+    clock: systemClock(native),
+    logger,
+  });
+  logger.info({ health: controller.healthUrl, trigger: controller.triggerUrl }, 'the controller runs');
+  let stopping = false;
+  const stop = (signal: NodeJS.Signals): void => {
+    if (stopping) process.exit(1);
+    stopping = true;
+    logger.info({ signal }, 'the controller is stopped');
+    setTimeout(() => process.exit(1), STOP_LIMIT_MS).unref();
+    controller.stop().then(
+      () => process.exit(0),
+      () => process.exit(1),
+    );
+  };
+  process.on('SIGTERM', stop);
+  process.on('SIGINT', stop);
+}
