@@ -51,6 +51,7 @@ import { createAuthenticate } from './auth.ts';
 import { bootId, systemClock } from './clock.ts';
 import { type AgentConfig, addressUrl } from './config.ts';
 import { Fencing } from './fencing.ts';
+import { GiveBack } from './give-back.ts';
 import { createLogger } from './logger.ts';
 import { type AgentMetrics, createMetrics } from './metrics.ts';
 import { Pool } from './pool.ts';
@@ -87,6 +88,7 @@ export class Agent implements AgentApi {
   readonly #puller: Puller;
   readonly #metrics: AgentMetrics;
   readonly #jobs = new Semaphore(STAGE_JOBS);
+  readonly #memory: GiveBack;
   readonly #deliveries = new Map<VolumeEntry, Delivering>();
   readonly #watchNumbers = { next: 1 };
   /**
@@ -138,6 +140,10 @@ export class Agent implements AgentApi {
         return null;
       },
     });
+    this.#memory = new GiveBack({
+      trim: () => native.trimMemory(),
+      busy: () => this.#entries().some((e) => e.source?.busy() ?? false),
+    });
     this.#offers = new Offers({ native, clock: this.#clock, log: this.#log });
     // One for all volumes: it limits how many rclone processes there are.
     this.#puller = createPuller({
@@ -145,7 +151,10 @@ export class Agent implements AgentApi {
       rclone: () => this.#rclone,
       node: config.node,
       hashFile: native.hashFile,
-      onReceived: (bytes) => this.#metrics.pulledBytes.inc(bytes),
+      onReceived: (bytes) => {
+        this.#metrics.pulledBytes.inc(bytes);
+        this.#memory.worked();
+      },
     });
   }
 
@@ -187,7 +196,10 @@ export class Agent implements AgentApi {
       browseAuth,
       clock: this.#clock,
       log: this.#log,
-      onSent: (bytes) => this.#metrics.servedBytes.inc(bytes),
+      onSent: (bytes) => {
+        this.#metrics.servedBytes.inc(bytes);
+        this.#memory.worked();
+      },
     });
     if (this.#config.socket !== null) {
       this.#socket = createSocketServer(this, this.#log);
@@ -231,6 +243,7 @@ export class Agent implements AgentApi {
     }
     this.#opening = false;
     if (this.#rclone === null) await this.#lookForRclone();
+    await this.#memory.look().catch(() => undefined); // nothing depends on it
     if (this.#stopped) return;
     this.#poolTimer = this.#clock.setTimeout(() => {
       this.#checkPool().catch((error: Error) => this.#log.error({ err: error }, 'pool check failed'));
@@ -354,7 +367,10 @@ export class Agent implements AgentApi {
         log: entry.log,
         jobs: this.#jobs,
         auditMs: this.#config.auditMs,
-        onCut: (cut) => this.#deliveries.get(entry)?.delivery.cut(cut),
+        onCut: (cut) => {
+          this.#memory.worked();
+          this.#deliveries.get(entry)?.delivery.cut(cut);
+        },
         onSealed: (generation, _quiescent, _caughtUp, asOf) =>
           this.#deliveries.get(entry)?.delivery.sealed(generation, asOf),
         onStaged: (bytes) => this.#metrics.stagedBytes.inc(bytes),
@@ -371,7 +387,10 @@ export class Agent implements AgentApi {
         puller: this.#puller,
         isActive: () => entry.role === 'active',
         poolProblem: () => this.#open?.pool.problem() ?? null,
-        onPull: (outcome) => this.#metrics.pulls.inc({ outcome }),
+        onPull: (outcome) => {
+          this.#metrics.pulls.inc({ outcome });
+          this.#memory.worked();
+        },
       }),
     startDelivery: (entry, watch) => {
       const { namespace, volume } = entry;

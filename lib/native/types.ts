@@ -173,4 +173,6 @@ export interface Native {
   probe(directory: Bytes): Promise<{ type: string; reflink: boolean; xattrs: boolean; dev: number }>;
   /** CLOCK_BOOTTIME in milliseconds: goes on while suspended, one line for the whole boot. */
   bootMs(): number;
+  /** Gives pages that the allocator holds and nobody uses back to the system. */
+  trimMemory(): Promise<void>;
 }

@@ -984,6 +984,11 @@ export class SourceVolume implements ServedVolume {
     await this.#run();
   }
 
+  /** Whether a batch is running. */
+  busy(): boolean {
+    return this.#running;
+  }
+
   /** Whether the newest generation is all there is: nothing marked, nothing being worked on, nothing unreadable. */
   complete(): boolean {
     if (this.#state !== 'watching' || this.#running || !this.#watching || this.#unfinished) return false;
