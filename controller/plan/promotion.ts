@@ -221,6 +221,8 @@ export interface MoveStep {
   actions: Action[];
   /** everything is flushed, confirmed and given back: the decision may be written */
   ready: boolean;
+  /** the workload is being stopped: no new pod shall be drawn to the node that is left */
+  stopping: boolean;
   /** what it waits for, for people */
   waitsFor: string;
   nextLookMs: number;
@@ -249,7 +251,13 @@ export function moveStep(
       (name === 'last' || last.ageMs < FLUSH_GOOD_MS)
     )
       return null;
-    const wait: MoveStep = { actions: [], ready: false, waitsFor: what, nextLookMs: RETRY_MS };
+    const wait: MoveStep = {
+      actions: [],
+      ready: false,
+      stopping: name === 'last',
+      waitsFor: what,
+      nextLookMs: RETRY_MS,
+    };
     if (last !== undefined && !last.ok && last.ageMs < RETRY_MS)
       return {
         ...wait,
@@ -291,6 +299,7 @@ export function moveStep(
         ),
       ],
       ready: false,
+      stopping: true,
       waitsFor:
         users.length === 0
           ? `${from} to give its lease back`
@@ -301,5 +310,5 @@ export function moveStep(
   // Nobody can write any more: what this flush finds is all that will ever be there.
   const last = flush('last', `${target} to confirm the last generation`);
   if (last !== null) return last;
-  return { actions: [], ready: true, waitsFor: '', nextLookMs: 1000 };
+  return { actions: [], ready: true, stopping: true, waitsFor: '', nextLookMs: 1000 };
 }

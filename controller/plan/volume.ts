@@ -25,7 +25,7 @@ import {
 } from './failover.ts';
 import { fits, headroom } from './fit.ts';
 import { planFullSync } from './fullsync.ts';
-import { labelChanges } from './labels.ts';
+import { type LabelChange, labelChanges } from './labels.ts';
 import { type Placement, place, promotableStep, withoutNode } from './placement.ts';
 import {
   ACTIVE_NODE,
@@ -346,14 +346,15 @@ function planLiving(o: Observed, object: SimpleVolume): VolumePlan {
     epoch: v.epoch,
   };
   const body = bodyOf(v);
-  const labels = labelChanges(
-    o.namespace,
-    o.claimName,
-    policy.replicationEnabled
-      ? { active: activeNode, candidates: [activeNode, ...wholeCopies(v)] }
-      : { active: null, candidates: [] },
-    o.nodes,
-  );
+  const labels = (on: string | null): LabelChange[] =>
+    labelChanges(
+      o.namespace,
+      o.claimName,
+      policy.replicationEnabled
+        ? { active: on, candidates: [activeNode, ...wholeCopies(v)] }
+        : { active: null, candidates: [] },
+      o.nodes,
+    );
 
   /* Carrying out what was decided. */
   let promotion = record;
@@ -362,7 +363,7 @@ function planLiving(o: Observed, object: SimpleVolume): VolumePlan {
   if (record !== null && record.epoch === v.epoch) {
     const steps = promotionSteps(record, o, {
       body,
-      labels,
+      labels: labels(activeNode),
       replicates: policy.replicationEnabled,
       fencing: v.fencing,
       placed,
@@ -373,7 +374,6 @@ function planLiving(o: Observed, object: SimpleVolume): VolumePlan {
     if (!sameData([...steps.done].sort(), [...record.done].sort()))
       promotion = { ...record, done: steps.done };
   }
-  if (!unfinished) carriedOut.push(...steadyActions(v, body, labels, placed));
 
   /* Deciding. */
   const force = forceOf(v);
@@ -386,6 +386,9 @@ function planLiving(o: Observed, object: SimpleVolume): VolumePlan {
     v.agent(force.promote.node)?.reportAgeMs !== null
   )
     force.conditions = [force.answer('False', 'Refused', decision.because)];
+  // While the workload is stopped for a move, its next pod is not drawn to the node that is left.
+  if (!unfinished)
+    carriedOut.push(...steadyActions(v, body, labels(outcome.stopping ? null : activeNode), placed));
   actions.push(...patch, ...carriedOut, ...force.actions, ...outcome.actions);
   events.push(...outcome.events, ...force.events);
 
@@ -732,7 +735,7 @@ function bodyOf(v: View): WatchBody | null {
 function steadyActions(
   v: View,
   body: WatchBody | null,
-  labels: ReturnType<typeof labelChanges>,
+  labels: readonly LabelChange[],
   placed: { activeNode: string; previousActiveNode: string | null; epoch: number },
 ): Action[] {
   const { o, policy, active } = v;
@@ -831,7 +834,9 @@ function forceOf(v: View): Forced {
 
 /** Since when there is no healthy pod; a node that was just made the active one has the whole grace period. */
 function withoutSince(v: View): number | null {
-  if (v.workload.healthyPod) return null;
+  // What the API still says of pods on a node that is not Ready proves nothing.
+  const ready = v.o.nodes.find((node) => node.name === v.activeNode)?.ready === true;
+  if (v.workload.healthyPod && ready) return null;
   const known = v.before.conditions?.find((one) => one.type === 'WorkloadHealthy' && one.status === 'False');
   const since = Date.parse(known?.lastTransitionTime ?? '');
   if (Number.isNaN(since)) return null;
@@ -941,6 +946,8 @@ interface Outcome {
   /** in words, for condition and phase */
   waitsFor: string | null;
   withhold: boolean;
+  /** the workload on the active node is being stopped for a planned move */
+  stopping: boolean;
   decide: { to: string; reason: string; planned: boolean; insist: boolean; leftBehind?: string } | null;
   actions: Action[];
   events: PlannedEvent[];
@@ -968,6 +975,7 @@ function actOn(
     moving: null,
     waitsFor: null,
     withhold: false,
+    stopping: false,
     decide: null,
     actions: [],
     events: [],
@@ -1004,6 +1012,7 @@ function actOn(
       ...stay,
       moving: 'planned',
       waitsFor: step.ready ? null : step.waitsFor,
+      stopping: step.stopping,
       actions: step.actions,
       nextLookMs: step.nextLookMs,
       decide: step.ready ? { to: target, reason: decision.because, planned: true, insist: false } : null,

@@ -1,0 +1,744 @@
+import t from 'tap';
+import { planVolume } from '../../controller/plan/volume.ts';
+import { atRest, node, pod, REPLICATED, World } from './plan-world.ts';
+
+const P = 'simple-volume.shipstuff.io/';
+
+t.test(
+  'a new claim comes to rest: active on its first node, copies on the others, everything says so',
+  (t) => {
+    const world = atRest();
+    t.match(world.status, {
+      activeNode: 'a',
+      epoch: 1,
+      phase: 'Active',
+      replicasSummary: '2/2',
+      wouldFailOverTo: 'b',
+    });
+    t.same(world.labelled(), ['a']);
+    t.equal(world.volume?.annotations[`${P}active-node`], 'a');
+    t.equal(world.volume?.annotations[`${P}epoch`], '1');
+    t.equal(world.claim?.annotations[`${P}active-node`], 'a');
+    for (const type of [
+      'Ready',
+      'Replicating',
+      'Fresh',
+      'FailoverPossible',
+      'PolicyValid',
+      'FencingPossible',
+      'WorkloadHealthy',
+    ])
+      t.equal(world.condition(type)?.status, 'True', type);
+    t.same(world.status.promotable?.nodes, ['b', 'c']);
+    t.equal(world.decisions, 1);
+    t.end();
+  },
+);
+
+t.test('an idle volume costs no writes: its status stays the very same', (t) => {
+  const world = atRest();
+  const seen = new Set<string>();
+  for (let i = 0; i < 240; i += 1) {
+    world.step();
+    seen.add(JSON.stringify(world.status));
+  }
+  t.ok(seen.size >= 3 && seen.size <= 6, `only its ages are brought up to date, once a minute: ${seen.size}`);
+  t.same(
+    world.log.filter((id) => id !== 'mirror'),
+    [],
+  );
+  t.end();
+});
+
+t.test('claims of other drivers and classes are none of our business', (t) => {
+  const world = new World(['a'], REPLICATED);
+  world.volume = { ...(world.volume as NonNullable<typeof world.volume>), driver: 'other.example.com' };
+  t.match(planVolume(world.observed()), { ours: false, actions: [], status: null, events: [] });
+  world.volume = null;
+  world.claim = { ...(world.claim as NonNullable<typeof world.claim>), provisioner: 'other.example.com' };
+  t.match(planVolume(world.observed()), { ours: false, actions: [] });
+  world.claim = {
+    ...(world.claim as NonNullable<typeof world.claim>),
+    provisioner: 'simple-volume.csi.shipstuff.io',
+  };
+  t.match(
+    planVolume(world.observed()),
+    { ours: true, actions: [] },
+    'B17: an unbound claim is the provisioner’s',
+  );
+  t.end();
+});
+
+t.test(
+  'D33/B4: a StatefulSet pod on a dead node: failover, force deletion, the new pod runs where the data is',
+  (t) => {
+    const world = atRest();
+    world.kill('a');
+    (world.pods[0] as { deleting: boolean }).deleting = true;
+    world.fence.fenceWaitMs = 5000;
+    for (let i = 0; i < 9; i += 1) world.step();
+    t.equal(world.status.activeNode, 'a', 'not within the grace period');
+    world.settle();
+    t.match(world.status, { activeNode: 'b', previousActiveNode: 'a', epoch: 2 });
+    t.match(world.pods, [{ name: 'game-0', node: 'b', phase: 'Running' }]);
+    t.same(world.labelled(), ['b']);
+    t.ok(world.log.includes('deletePod:game-0'));
+    const told = world.events.filter((one) => one.reason === 'FailedOver');
+    t.match(
+      told[0]?.message,
+      /b is promoted with generation 1-1.*at most the last/,
+      'names generation and age',
+    );
+    t.match(world.status.promotion, { from: 'a', to: 'b', planned: false, epoch: 2 });
+    t.equal(world.status.promotion?.done.length, 7);
+    t.equal(world.volume?.annotations[`${P}previous-active-node`], 'a');
+    t.end();
+  },
+);
+
+t.test('the lease of the lost node is withheld, and nothing is written before it has ended', (t) => {
+  const world = atRest();
+  Object.assign(world.on('a'), { ready: false });
+  world.fence.fenceWaitMs = 4000;
+  let withheld = false;
+  for (let i = 0; i < 30 && world.status.epoch === 1; i += 1) {
+    const before = world.fence.fenceWaitMs;
+    const plan = world.step();
+    withheld ||= plan.withholdLease;
+    if (plan.actions.some((one) => one.kind === 'decide')) t.equal(before, 0, 'the fence was over');
+  }
+  t.ok(withheld);
+  t.equal(world.status.activeNode, 'b');
+  t.ok(
+    world.log.indexOf('prepare:salvage:1:b') < world.log.indexOf('decide:2'),
+    'A14: the agent still answers, so what its frozen writer left is fetched first',
+  );
+  t.end();
+});
+
+t.test('B11/D33: with a stale copy it stays down and says why, once', (t) => {
+  const world = atRest();
+  world.kill('a');
+  for (const name of ['b', 'c']) Object.assign(world.agent(name).volume as object, { freshAgeMs: 9e6 });
+  for (let i = 0; i < 30; i += 1) world.step();
+  t.match(world.status, { activeNode: 'a', epoch: 1, phase: 'Held' });
+  const refused = world.events.filter((one) => one.reason === 'FailoverRefused');
+  t.equal(new Set(refused.map((one) => one.cause)).size, 1, 'one Event, counted up');
+  t.match(refused[0], { type: 'Warning', message: /b: last known complete.*c: last known complete/s });
+  t.match(world.condition('FailoverPossible'), {
+    status: 'False',
+    message: /b: last known complete too long ago/,
+  });
+  t.match(world.status.refused, [
+    { node: 'b', cause: 'STALE' },
+    { node: 'c', cause: 'STALE' },
+  ]);
+  t.equal(world.status.wouldFailOverTo, undefined);
+  t.end();
+});
+
+t.test('an operator’s force promotes a stale copy, once, whatever else changes in the spec', (t) => {
+  const world = atRest();
+  world.kill('a');
+  for (const name of ['b', 'c']) Object.assign(world.agent(name).volume as object, { freshAgeMs: 9e6 });
+  for (let i = 0; i < 15; i += 1) world.step();
+  const object = world.object as NonNullable<typeof world.object>;
+  object.spec.force = { action: 'Promote', node: 'c', reason: 'a is burnt' };
+  world.settle();
+  t.match(world.status, { activeNode: 'c', epoch: 2 });
+  t.match(world.condition('Forced'), { status: 'True', reason: 'Done' });
+  t.match(world.status.promotion?.reason, /a is burnt/);
+  world.annotate({ 'replication-debounce': '7s' });
+  world.kill('c');
+  world.revive('a');
+  Object.assign(world.agent('b').volume as object, { freshAgeMs: 500 });
+  world.settle();
+  t.equal(world.status.activeNode !== 'c', true, 'the old force does not hold the volume there');
+  t.end();
+});
+
+t.test('force is refused with a reason where it would promote half of a copy or nothing', (t) => {
+  const world = atRest();
+  const object = world.object as NonNullable<typeof world.object>;
+  object.spec.force = { action: 'Promote', node: 'zz', reason: 'try' };
+  world.settle();
+  t.match(world.condition('Forced'), { status: 'False', reason: 'Refused', message: /zz holds no copy/ });
+  t.equal(world.events.filter((one) => one.reason === 'ForceRefused').length, 1);
+  t.equal(world.status.epoch, 1);
+  t.equal(world.status.phase, 'Active', 'the volume itself is well');
+  object.spec.force = { action: 'LiftCondition', condition: 'Ready', reason: 'x' };
+  world.settle();
+  t.match(world.condition('Forced'), { status: 'False', message: /MassDelete and RootChanged/ });
+  object.spec.force = undefined as never;
+  delete object.spec.force;
+  world.settle();
+  t.equal(world.condition('Forced'), undefined);
+  t.end();
+});
+
+t.test('A9: a held volume says so and waits; an operator lifts it', (t) => {
+  const world = atRest();
+  const report = world.agent('a').volume as NonNullable<ReturnType<typeof world.agent>['volume']>;
+  report.conditions = [{ type: 'MassDelete', message: '900 of 1000 files would go', since: 0 }];
+  world.step();
+  t.equal(world.status.phase, 'Held');
+  t.match(world.condition('MassDelete'), { status: 'True', message: /a: 900 of 1000/ });
+  t.match(world.condition('Replicating'), { status: 'False', reason: 'Held' });
+  t.equal(world.events.filter((one) => one.reason === 'MassDelete').length, 1);
+  (world.object as NonNullable<typeof world.object>).spec.force = {
+    action: 'LiftCondition',
+    condition: 'MassDelete',
+    reason: 'I meant it',
+  };
+  world.settle();
+  t.equal(world.status.phase, 'Active');
+  t.match(world.condition('Forced'), { status: 'True', reason: 'Done' });
+  t.equal(world.condition('MassDelete'), undefined);
+  t.end();
+});
+
+t.test(
+  'B6: a cordon is a planned move: flush, stop, release, last flush, then the decision; nothing is lost',
+  (t) => {
+    const world = atRest();
+    world.on('a').unschedulable = true;
+    world.settle();
+    t.match(world.status, { activeNode: 'b', epoch: 2, phase: 'Active', promotion: { planned: true } });
+    t.match(world.pods, [{ node: 'b', phase: 'Running' }]);
+    const order = world.log.filter((id) => /prepare|delete|release|decide/.test(id));
+    const at = (id: string): number => order.indexOf(id);
+    t.ok(at('prepare:flush:1:b') < at('deletePod:game-0'), order.join(' '));
+    t.ok(at('deletePod:game-0') < order.lastIndexOf('releaseLease:a'), 'a writer must be gone');
+    t.ok(order.lastIndexOf('releaseLease:a') < at('prepare:last:1:b'));
+    t.ok(at('prepare:last:1:b') < at('decide:2'));
+    t.equal(world.agent('a').volume?.role, 'replica', 'the old node is a copy now');
+    t.equal(world.events.filter((one) => one.reason === 'FailedOver').length, 0);
+    t.equal(world.events.filter((one) => one.reason === 'Moved').length, 1);
+    t.end();
+  },
+);
+
+t.test(
+  'B6: without failover a cordon moves nothing, and neither does it stop a pod that would not come back',
+  (t) => {
+    const off = atRest(['a', 'b'], { 'replication-enabled': 'true' });
+    off.on('a').unschedulable = true;
+    off.settle();
+    t.equal(off.status.activeNode, 'a');
+    const bare = atRest();
+    Object.assign(bare.pods[0] as object, { controlledBy: null });
+    bare.on('a').unschedulable = true;
+    bare.settle();
+    t.equal(bare.status.activeNode, 'a');
+    t.equal(bare.pods.length, 1);
+    t.end();
+  },
+);
+
+t.test(
+  'a move whose target goes away is given up or goes elsewhere, also after the lease was given back',
+  (t) => {
+    const world = atRest();
+    world.on('a').unschedulable = true;
+    while (world.fence.released === null) world.step();
+    world.kill('b');
+    world.settle();
+    t.match(world.status, { activeNode: 'c', epoch: 2 });
+    const alone = atRest(['a', 'b']);
+    alone.on('a').unschedulable = true;
+    while (alone.fence.released === null) alone.step();
+    alone.kill('b');
+    alone.on('a').unschedulable = false;
+    alone.settle();
+    t.match(alone.status, { activeNode: 'a', epoch: 2, promotion: { from: 'a', to: 'a' } });
+    t.match(alone.pods, [{ node: 'a', phase: 'Running' }]);
+    t.end();
+  },
+);
+
+t.test(
+  'the volume follows the pod: a pod without a node selector lands elsewhere, nothing is lost, nobody edits labels',
+  (t) => {
+    for (const annotations of [REPLICATED, { 'replication-enabled': 'true' }]) {
+      const world = atRest(['a', 'b', 'c'], annotations);
+      world.pods = [pod('game-1', 'c', { phase: 'Pending', ready: false, createdAt: world.now })];
+      world.settle();
+      t.match(world.status, { activeNode: 'c', epoch: 2, promotion: { planned: true } });
+      t.match(
+        world.pods,
+        [{ name: 'game-1', node: 'c', phase: 'Running' }],
+        'the waiting pod is not deleted',
+      );
+      t.same(world.labelled(), ['c']);
+      t.ok(world.log.indexOf('prepare:last:1:c') < world.log.indexOf('decide:2'));
+    }
+    t.end();
+  },
+);
+
+t.test('the volume follows the pod also to a node without a copy: one is made first', (t) => {
+  const world = atRest(['a', 'b', 'c'], { ...REPLICATED, 'replication-replicas': '1' });
+  t.same(
+    world.status.replicas?.map((one) => one.node),
+    ['b'],
+  );
+  world.pods = [pod('game-1', 'c', { phase: 'Pending', ready: false, createdAt: world.now })];
+  world.settle();
+  t.equal(world.status.activeNode, 'c');
+  t.equal(world.status.replicas?.length, 1, 'and afterwards there are as many copies as wanted');
+  t.end();
+});
+
+t.test('A11/B11: with the source dead a pod that landed elsewhere does not decide; freshness does', (t) => {
+  const world = atRest();
+  world.kill('a');
+  world.pods = [
+    pod('game-0', 'a', { deleting: true, ready: false }),
+    pod('game-1', 'c', {
+      phase: 'Pending',
+      ready: false,
+      createdAt: world.now,
+      controlledBy: { kind: 'ReplicaSet', name: 'x' },
+    }),
+  ];
+  Object.assign(world.agent('c').volume as object, { freshAgeMs: 9e6 });
+  world.settle();
+  t.equal(world.status.activeNode, 'b');
+  t.end();
+});
+
+t.test('B10: a debug pod on another node moves nothing while the workload is healthy', (t) => {
+  const world = atRest();
+  world.pods.push(pod('aaa-debug', 'c', { phase: 'Pending', ready: false, controlledBy: null }));
+  world.settle();
+  t.match(world.status, { activeNode: 'a', epoch: 1 });
+  t.same(world.labelled(), ['a']);
+  t.equal(world.pods.length, 2);
+  t.end();
+});
+
+t.test('B7/B8/B9: starting pods, finished Jobs and claims that nobody wants are no failures', (t) => {
+  const pods: [string, Parameters<typeof pod>[2]][] = [
+    ['image pull', { phase: 'Pending', ready: false, waiting: ['ImagePullBackOff'] }],
+    ['init container', { phase: 'Pending', ready: false, initializing: true }],
+    ['slow start', { ready: false }],
+    ['completed Job', { phase: 'Succeeded', ready: false }],
+    ['evicted', { phase: 'Failed', ready: false }],
+    ['being stopped', { deleting: true }],
+  ];
+  for (const [what, change] of pods) {
+    const world = atRest();
+    world.recreate = 'never';
+    world.pods = [pod('game-0', 'a', change)];
+    for (let i = 0; i < 40; i += 1) world.step(5000);
+    t.match(world.status, { activeNode: 'a', epoch: 1 }, what);
+    t.equal(world.pods.length, 1, `${what}: the pod is left alone`);
+  }
+  const unwanted = atRest();
+  unwanted.pods = [];
+  unwanted.kill('a');
+  for (let i = 0; i < 40; i += 1) unwanted.step(5000);
+  t.match(unwanted.status, { activeNode: 'a', epoch: 1 });
+  t.end();
+});
+
+t.test('B7/B22: a workload that crashes wherever it is does not wander from node to node', (t) => {
+  const world = atRest();
+  const crash = (): void => {
+    for (const one of world.pods)
+      if (one.phase === 'Running')
+        Object.assign(one, { ready: false, restarts: 5, waiting: ['CrashLoopBackOff'] });
+  };
+  for (let i = 0; i < 120; i += 1) {
+    crash();
+    world.step(2000);
+  }
+  t.equal(world.status.epoch, 2, 'one try elsewhere, with nothing lost');
+  t.match(world.status.promotion, { planned: true });
+  t.equal(world.status.phase, 'Held');
+  t.match(world.condition('Ready')?.message, /not moved again/);
+  t.end();
+});
+
+t.test('A13/B5/D34: a returning node is a copy, its old pod counts for nothing, nothing moves back', (t) => {
+  const world = atRest();
+  world.kill('a');
+  world.recreate = 'selector';
+  world.settle();
+  t.equal(world.status.activeNode, 'b');
+  world.revive('a');
+  world.pods.push(pod('a-old', 'a', { deleting: true }));
+  t.equal(world.agent('a').volume?.role, 'active', 'it still thinks so');
+  world.step();
+  t.ok(world.log.includes('stopWatch:a'), 'its old watch is stopped');
+  world.seal('b');
+  world.settle();
+  t.match(world.status, { activeNode: 'b', epoch: 2 });
+  t.same(world.labelled(), ['b']);
+  t.ok(world.status.replicas?.some((one) => one.node === 'a'));
+  t.match(
+    world.pods.find((one) => one.name === 'game-0'),
+    { node: 'b', phase: 'Running' },
+  );
+  t.end();
+});
+
+t.test('a second failure after the first is survived, each with its own epoch', (t) => {
+  const world = atRest();
+  world.kill('a');
+  world.settle();
+  world.seal(world.status.activeNode as string);
+  world.settle();
+  world.kill('b');
+  world.settle();
+  t.match(world.status, { activeNode: 'c', epoch: 3, previousActiveNode: 'b' });
+  t.match(world.pods, [{ node: 'c', phase: 'Running' }]);
+  t.end();
+});
+
+t.test('a newer generation on a node that may not be promoted is fetched before the promotion', (t) => {
+  const world = atRest(['a', 'b', 'c'], { ...REPLICATED, 'failover-node-priority': 'b' });
+  world.kill('a');
+  Object.assign(world.agent('c').volume as object, { generation: '1-9' });
+  world.settle();
+  t.equal(world.status.activeNode, 'b');
+  t.ok(world.log.indexOf('catchUp:catchUp:1:b:c') < world.log.indexOf('decide:2'));
+  t.equal(world.status.promotion?.leftBehind, undefined);
+  const late = atRest(['a', 'b', 'c'], { ...REPLICATED, 'failover-node-priority': 'b' });
+  late.kill('a');
+  Object.assign(late.agent('c').volume as object, { generation: '1-9' });
+  late.memory.caughtUp.push({ tag: 'catchUp:1:b:c', ok: false, error: 'TIMEOUT', ageMs: 0 });
+  late.settle();
+  t.equal(late.status.activeNode, 'b');
+  t.match(late.status.promotion?.leftBehind, /c holds 1-9, which b could not fetch in time: TIMEOUT/);
+  t.match(late.events.find((one) => one.reason === 'FailedOver')?.message, /Left behind: c holds 1-9/);
+  t.end();
+});
+
+t.test('nothing is decided by a controller that does not lead or has not read the volume', (t) => {
+  const world = atRest();
+  world.kill('a');
+  world.fence.fenceWaitMs = null;
+  for (let i = 0; i < 40; i += 1) world.step();
+  t.equal(world.status.epoch, 1);
+  t.notOk(world.log.some((id) => id.startsWith('decide') || id.startsWith('deletePod')));
+  t.end();
+});
+
+t.test('an agent that has seen a newer epoch stops every decision', (t) => {
+  const world = atRest();
+  world.kill('a');
+  Object.assign(world.agent('c').volume as object, { epoch: 7 });
+  for (let i = 0; i < 30; i += 1) world.step();
+  t.match(world.status, { activeNode: 'a', epoch: 1, phase: 'Held' });
+  t.match(world.condition('Ready'), { reason: 'RecordOutOfDate' });
+  t.end();
+});
+
+t.test('B18: where the volume is, the claim’s editor does not decide', (t) => {
+  const world = atRest();
+  world.annotate({ 'active-node': 'c', 'previous-active-node': 'b' });
+  world.settle();
+  t.match(world.status, { activeNode: 'a', epoch: 1 });
+  t.equal(world.claim?.annotations[`${P}active-node`], 'a', 'it is put right');
+  t.end();
+});
+
+t.test(
+  'a lost record is taken up from the volume’s own annotations; an agent that knows more stops that',
+  (t) => {
+    const world = atRest();
+    world.kill('a');
+    world.settle();
+    world.object = null;
+    world.settle();
+    t.match(world.status, { activeNode: 'b', epoch: 2 });
+    t.ok((world.status.promotable?.version ?? 0) > 1e12, 'above every version that the active node may know');
+    t.same(world.status.promotable?.nodes, ['c']);
+    const gone = atRest();
+    gone.object = null;
+    (gone.volume as { annotations: object }).annotations = {};
+    gone.settle();
+    t.match(gone.status, { activeNode: 'a', epoch: 1 }, 'from the agent that says that it is active');
+    const unclear = atRest();
+    unclear.object = null;
+    Object.assign(unclear.agent('c').volume as object, { epoch: 9 });
+    unclear.settle();
+    t.match(unclear.status, { phase: 'Held' });
+    t.equal(unclear.status.activeNode, undefined);
+    t.match(unclear.events.at(-1), { reason: 'RecordLost' });
+    t.end();
+  },
+);
+
+t.test('the object deleted by hand comes back with what it knew', (t) => {
+  const world = atRest();
+  world.kill('a');
+  world.settle();
+  (world.object as NonNullable<typeof world.object>).metadata.deletionTimestamp = new Date(
+    world.now,
+  ).toISOString();
+  world.settle();
+  t.match(world.status, { activeNode: 'b', epoch: 2 });
+  t.equal(world.object?.metadata.deletionTimestamp, undefined);
+  t.end();
+});
+
+t.test(
+  'B13: a deleted claim leaves no watch, no labels and no object; its finalizer waits for all of it',
+  (t) => {
+    const world = atRest();
+    world.claim = null;
+    world.pods = [];
+    world.agent('a').reachable = false;
+    for (let i = 0; i < 5; i += 1) world.step();
+    t.match(world.status, { phase: 'Deleting' });
+    t.ok(world.object, 'the watch of a node that does not answer is waited for');
+    t.match(world.condition('Ready')?.message, /a still has a watch/);
+    world.agent('a').reachable = true;
+    world.settle();
+    t.equal(world.object, null);
+    t.same(world.labelled(), []);
+    t.notOk(world.nodes.some((one) => Object.keys(one.labels).length > 0));
+    t.equal((world.agent('a').volume as { state: string }).state, 'stopped');
+    const lost = atRest();
+    lost.claim = null;
+    lost.volume = { ...(lost.volume as NonNullable<typeof lost.volume>), reclaimPolicy: 'Retain' };
+    lost.kill('a');
+    lost.nodes = lost.nodes.filter((one) => one.name !== 'a');
+    lost.agents = lost.agents.filter((one) => one.node !== 'a');
+    lost.settle();
+    t.equal(lost.object, null, 'a node that is gone from the cluster is not waited for');
+    t.end();
+  },
+);
+
+t.test('a claim of the same name with another volume starts anew', (t) => {
+  const world = atRest();
+  world.volume = {
+    ...(world.volume as NonNullable<typeof world.volume>),
+    name: 'pvc-2',
+    annotations: {},
+    firstNode: 'b',
+  };
+  world.step();
+  t.match(world.status, { phase: 'Deleting' });
+  t.end();
+});
+
+t.test('B13: replication switched off ends the watch and the labels; on again it goes on', (t) => {
+  const world = atRest();
+  world.annotate({ 'replication-enabled': 'false' });
+  world.settle();
+  t.equal((world.agent('a').volume as { state: string }).state, 'stopped');
+  t.same(world.labelled(), []);
+  t.match(world.condition('Replicating'), { status: 'False', reason: 'Disabled' });
+  t.match(world.condition('FencingPossible'), { reason: 'NotNeeded' });
+  t.same(world.status.promotable?.nodes, []);
+  t.equal(world.pods.length, 1, 'the workload runs on');
+  world.annotate({ 'replication-enabled': 'true' });
+  world.settle();
+  t.match(world.status, { phase: 'Active', replicasSummary: '2/2', epoch: 1 });
+  t.same(world.labelled(), ['a']);
+  t.end();
+});
+
+t.test('D41: a bad annotation is one Event and one condition; the last good policy stays; it heals', (t) => {
+  const world = atRest();
+  world.annotate({ 'replication-debounce': 'soon', 'replication-enabled': 'false' });
+  world.settle();
+  t.match(world.condition('PolicyValid'), {
+    status: 'False',
+    reason: 'BadAnnotation',
+    message: /replication-debounce is "soon"; allowed: a duration/,
+  });
+  t.equal(world.events.filter((one) => one.reason === 'BadAnnotation').length, 1);
+  t.equal(world.object?.spec.policy?.replicationEnabled, true);
+  t.equal((world.agent('a').volume as { state: string }).state, 'watching');
+  world.annotate({ 'replication-debounce': '5s', 'replication-enabled': 'true' });
+  world.settle();
+  t.equal(world.condition('PolicyValid')?.status, 'True');
+  t.equal(world.object?.spec.policy?.debounce, '5s');
+  t.match(world.agent('a').volume, { policy: { debounceMs: 5000 } }, 'the agent is told');
+  world.annotate({ 'replication-debonce': '5s' });
+  world.settle();
+  t.match(world.events.at(-1), {
+    reason: 'UnknownAnnotation',
+    message: /did you mean .*replication-debounce/,
+  });
+  t.end();
+});
+
+t.test(
+  'a node on which freezing is impossible is a condition before anything happens, and counts as not fenced',
+  (t) => {
+    const world = new World(['a', 'b', 'c'], REPLICATED);
+    world.pods = [pod('game-0', 'a')];
+    world.agent('a').freezer = { possible: false, reason: 'no cgroup of this pod was found', cgroup: null };
+    world.settle();
+    t.match(world.condition('FencingPossible'), {
+      status: 'False',
+      reason: 'NotPossible',
+      message: /no cgroup of this pod/,
+    });
+    t.equal(world.events.filter((one) => one.reason === 'FencingNotPossible').length, 1);
+    t.equal(planVolume(world.observed()).fencing, 'none');
+    t.same(world.status.promotable?.nodes, ['b', 'c'], 'nobody has to be asked');
+    world.agent('a').reachable = false;
+    for (let i = 0; i < 30; i += 1) world.step();
+    t.equal(world.status.epoch, 1, 'none: promotion waits for NotReady');
+    world.kill('a');
+    world.settle();
+    t.equal(world.status.activeNode, 'b');
+    t.end();
+  },
+);
+
+t.test(
+  'A2/A3: a node whose copy is not whole is no candidate, and becomes promotable only when it is',
+  (t) => {
+    const world = new World(['a', 'b', 'c'], REPLICATED);
+    world.pods = [pod('game-0', 'a')];
+    world.agent('c').reachable = false;
+    world.settle();
+    t.same(world.status.promotable?.nodes, ['b']);
+    t.equal(world.status.phase, 'Active', 'one that never answered is not wanted yet');
+    world.agent('c').reachable = true;
+    world.settle();
+    t.same(world.status.promotable?.nodes, ['b', 'c']);
+    t.end();
+  },
+);
+
+t.test('B14: the node that is promoted fits the workload', (t) => {
+  const world = atRest();
+  world.on('b').requested = { cpu: 3800 };
+  world.step();
+  t.equal(world.status.wouldFailOverTo, 'c');
+  t.match(world.status.refused, [
+    { node: 'b', cause: 'NO_FIT', message: /cpu: 500m are asked for, 200m of 4 are free/ },
+  ]);
+  world.kill('a');
+  world.settle();
+  t.equal(world.status.activeNode, 'c');
+  t.end();
+});
+
+t.test(
+  'B15: a refused patch on one node holds nothing back, and every prefix of the steps ends in the same place',
+  (t) => {
+    const stubborn = atRest();
+    stubborn.refuse = (action) => action.kind === 'labelNode' && action.node === 'a';
+    stubborn.kill('a');
+    for (let i = 0; i < 40; i += 1) stubborn.step();
+    t.equal(stubborn.status.activeNode, 'b');
+    t.match(stubborn.pods, [{ node: 'b', phase: 'Running' }], 'pods are deleted all the same');
+    stubborn.refuse = () => false;
+    stubborn.settle();
+    t.same(stubborn.labelled(), ['b']);
+
+    for (let prefix = 0; prefix < 10; prefix += 1) {
+      const world = atRest();
+      world.kill('a');
+      for (let i = 0; i < 40 && world.status.epoch === 1; i += 1) world.step();
+      // The leader dies after so many writes; all that it remembered is gone.
+      world.step(1000, prefix);
+      world.memory = { prepared: [], caughtUp: [], fullSyncs: [], manualSyncs: [] };
+      world.settle();
+      t.match(world.status, { activeNode: 'b', epoch: 2, phase: 'Degraded' }, `after ${prefix} writes`);
+      t.match(world.pods, [{ node: 'b', phase: 'Running' }]);
+      t.same(world.labelled(), ['b']);
+      t.equal(world.volume?.annotations[`${P}active-node`], 'b');
+      t.equal(world.decisions, 2, 'one decision, whoever carries it out');
+    }
+    t.end();
+  },
+);
+
+t.test('a planned move ends in the same place when leaders die at every step', (t) => {
+  for (let every = 1; every < 6; every += 1) {
+    const world = atRest();
+    world.on('a').unschedulable = true;
+    for (
+      let i = 0;
+      i < 200 && (world.status.epoch === 1 || world.status.promotion?.done.length !== 7);
+      i += 1
+    ) {
+      world.step(1000, i % every === 0 ? 1 : 9);
+      if (i % every === 0) world.memory = { prepared: [], caughtUp: [], fullSyncs: [], manualSyncs: [] };
+    }
+    world.settle();
+    if (every === 1) continue; // memory never lives long enough for the flush to be known
+    t.match(world.status, { activeNode: 'b', epoch: 2, phase: 'Active' }, `every ${every}`);
+    t.match(world.pods, [{ node: 'b', phase: 'Running' }]);
+  }
+  t.end();
+});
+
+t.test('force deletion only where the kubelet is gone and the new epoch is known', (t) => {
+  const world = atRest();
+  world.kill('a');
+  let forced = 0;
+  for (let i = 0; i < 40; i += 1) {
+    const plan = world.step();
+    for (const action of plan.actions)
+      if (action.kind === 'deletePod' && action.force) {
+        forced += 1;
+        t.equal(world.agent('b').volume?.role, 'active');
+      }
+  }
+  t.ok(forced > 0);
+  const planned = atRest();
+  planned.on('a').unschedulable = true;
+  for (let i = 0; i < 30; i += 1)
+    for (const action of planned.step().actions)
+      if (action.kind === 'deletePod') t.equal(action.force, false);
+  t.end();
+});
+
+t.test('owners that annotations set and the workload’s own user differ: a warning, never a rewrite', (t) => {
+  const world = atRest();
+  world.pods = [
+    pod('game-0', 'a', {
+      spec: { containers: [{ name: 'c' }], securityContext: { runAsUser: 1000, fsGroup: 1000 } },
+    }),
+  ];
+  world.settle();
+  t.match(
+    world.agent('a').volume,
+    { policy: { ownerUid: null, ownerGid: null } },
+    'E2: owners as on the source',
+  );
+  world.annotate({ 'replication-owner-uid': '2000' });
+  world.settle();
+  t.match(world.agent('a').volume, { policy: { ownerUid: 2000 } }, 'an annotation wins');
+  t.ok(world.events.some((one) => one.reason === 'OwnerMismatch' && /2000.*1000/.test(one.message)));
+  t.end();
+});
+
+t.test(
+  'A8: an agent that comes back under another address gets its watch anew, others are told of it',
+  (t) => {
+    const world = atRest();
+    world.agent('b').url = 'http://b2:8080';
+    world.settle();
+    t.same(
+      (world.agent('a').volume as { targets: { url: string }[] }).targets.map((one) => one.url),
+      ['http://b2:8080', 'http://c:8080'],
+    );
+    t.equal(world.log.filter((id) => id === 'startWatch:a').length, 1);
+    t.end();
+  },
+);
+
+t.test('a new node of the pool gets a copy, one that leaves loses it', (t) => {
+  const world = atRest(['a', 'b']);
+  world.nodes.push(node('d'));
+  world.agents.push({ ...world.agent('b'), node: 'd', url: 'http://d:8080', volume: null });
+  world.settle();
+  t.match(world.status, { replicasSummary: '2/2', promotable: { nodes: ['b', 'd'] } });
+  world.on('d').inPool = false;
+  world.settle();
+  t.match(world.status, { replicasSummary: '1/1', promotable: { nodes: ['b'] } });
+  t.end();
+});
