@@ -288,7 +288,10 @@ export class Agent implements AgentApi {
       }
     }
     await open.watcher.close();
-    for (const store of open.stores.values()) store.close();
+    for (const store of open.stores.values()) {
+      await store.settled();
+      store.close();
+    }
     open.pool.close();
   }
 

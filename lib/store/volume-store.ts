@@ -9,6 +9,7 @@ import { mkdirSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync, type StatementSync } from 'node:sqlite';
 import { setImmediate as nextTurn } from 'node:timers/promises';
+import { Worker } from 'node:worker_threads';
 import { SimpleVolumeError } from '../core/errors.ts';
 import { decodeRuns, encodeRuns, type Run, unionRuns } from '../core/lists.ts';
 import {
@@ -42,6 +43,21 @@ const MANY = 20_000;
 
 /** Bytes of the write-ahead log after which its pages go into the database file. */
 const LOG_BYTES = 4 * 1024 * 1024;
+
+/** From here on (bytes) that takes longer than the event loop may be held, about 3 ms per MiB: a thread does it. */
+const LARGE_LOG_BYTES = 6 * 1024 * 1024;
+
+/** The thread that moves a large log. It syncs log and file itself, in SQLite's own order. */
+const CHECKPOINT = `
+const { workerData } = require('node:worker_threads');
+const { DatabaseSync } = require('node:sqlite');
+const db = new DatabaseSync(workerData);
+db.exec('PRAGMA cache_size=-64; PRAGMA mmap_size=0; PRAGMA synchronous=NORMAL; PRAGMA wal_checkpoint(PASSIVE)');
+db.close();
+`;
+
+/** Rows that nobody needs any more are removed in pieces of this many. */
+const SWEEP_ROWS = 500;
 
 /** Milliseconds of work in a transaction after which the event loop gets air. */
 const SLICE_MS = 8;
@@ -200,6 +216,8 @@ class SqliteVolumeStore extends Reader implements VolumeStore {
   #tail: Promise<unknown> = Promise.resolve();
   #totals: { entries: number; bytes: number };
   #inTransaction = false;
+  /** there may be rows below the horizon: always after a start */
+  #unswept = true;
   #closed = false;
 
   constructor(db: DatabaseSync, file: string, namespace: string, volume: string, deps: StoreDeps) {
@@ -283,11 +301,35 @@ class SqliteVolumeStore extends Reader implements VolumeStore {
     ).run(path, seq, runs ? encodeRuns(runs) : null);
   }
 
+  /** The horizon alone decides what can be told; the rows below it go bit by bit after the transaction. */
   prune(seq: number): void {
     if (seq <= this.horizon()) return;
-    this.sql('DELETE FROM removed WHERE seq <= ?').run(seq);
-    this.sql('DELETE FROM run WHERE seq <= ?').run(seq);
     this.setMeta('horizon', seq);
+    this.#unswept = true;
+  }
+
+  /** Removes what lies below the horizon, in pieces that are transactions of their own. */
+  async #sweep(): Promise<void> {
+    const removed = this.sql(
+      'DELETE FROM removed WHERE path IN (SELECT path FROM removed WHERE seq <= ? LIMIT ?)',
+    );
+    const runs = this.sql(
+      'DELETE FROM run WHERE seq <= ?1 AND path IN (SELECT DISTINCT path FROM run WHERE path > ?2 ORDER BY path LIMIT ?3)',
+    );
+    const nextRun = this.sql(
+      'SELECT max(path) AS path FROM (SELECT DISTINCT path FROM run WHERE path > ? ORDER BY path LIMIT ?)',
+    );
+    const horizon = this.horizon();
+    while (!this.#closed && Number(removed.run(horizon, SWEEP_ROWS).changes) > 0) await nextTurn();
+    for (let after: Blob = Buffer.alloc(0); !this.#closed; await nextTurn()) {
+      const { path } = nextRun.get(after, SWEEP_ROWS) as { path: Blob | null };
+      if (path === null) {
+        this.#unswept = false;
+        return;
+      }
+      runs.run(horizon, after, SWEEP_ROWS);
+      after = path;
+    }
   }
 
   horizon(): number {
@@ -339,7 +381,8 @@ class SqliteVolumeStore extends Reader implements VolumeStore {
   transaction<T>(work: (breathe: () => Promise<void>) => Promise<T> | T): Promise<T> {
     const run = async (): Promise<T> => {
       const before = { ...this.#totals };
-      let since = performance.now();
+      const began = performance.now();
+      let since = began;
       const breathe = async (): Promise<void> => {
         if (performance.now() - since < SLICE_MS) return;
         await nextTurn();
@@ -349,6 +392,8 @@ class SqliteVolumeStore extends Reader implements VolumeStore {
       this.#inTransaction = true;
       try {
         const result = await work(breathe);
+        // the commit of a long transaction is a slice of its own (20 ms for 100,000 rows)
+        if (since !== began) await nextTurn();
         this.setMeta('totals', this.#totals);
         this.db.exec('COMMIT');
         return result;
@@ -362,10 +407,15 @@ class SqliteVolumeStore extends Reader implements VolumeStore {
     };
     const result = this.#tail.then(run, run);
     this.#tail = result.then(
-      () => this.#checkpoint().catch(() => undefined),
+      () => this.#tidy().catch(() => undefined),
       () => undefined,
     );
     return result;
+  }
+
+  async #tidy(): Promise<void> {
+    if (this.#unswept) await this.#sweep();
+    await this.#checkpoint();
   }
 
   /**
@@ -375,7 +425,10 @@ class SqliteVolumeStore extends Reader implements VolumeStore {
    */
   async #checkpoint(): Promise<void> {
     const log = `${this.#file}-wal`;
-    if (this.#closed || statSync(log).size < LOG_BYTES) return;
+    if (this.#closed) return;
+    const { size } = statSync(log);
+    if (size < LOG_BYTES) return;
+    if (size >= LARGE_LOG_BYTES) return this.#checkpointInThread();
     await this.#deps.syncFile(Buffer.from(log));
     if (this.#closed) return;
     const guard = this.snapshot();
@@ -392,8 +445,27 @@ class SqliteVolumeStore extends Reader implements VolumeStore {
     }
   }
 
+  #checkpointInThread(): Promise<void> {
+    return new Promise<void>((resolve, reject) => {
+      const thread = new Worker(CHECKPOINT, {
+        eval: true,
+        workerData: this.#file,
+        env: {},
+        execArgv: [],
+        resourceLimits: { maxOldGenerationSizeMb: 16, maxYoungGenerationSizeMb: 2 },
+      });
+      thread.once('error', reject);
+      thread.once('exit', () => resolve());
+    });
+  }
+
   async durable(): Promise<void> {
     await this.#deps.syncFile(Buffer.from(`${this.#file}-wal`));
+  }
+
+  /** Resolves when the work that follows a transaction is done too; a close after that leaves nobody at the file. */
+  async settled(): Promise<void> {
+    await this.#tail;
   }
 
   close(): void {

@@ -208,14 +208,23 @@ t.test('a snapshot stays what it was', async (t) => {
 });
 
 t.test('100,000 rows in one transaction leave the event loop air, and others wait their turn', async (t) => {
-  const { store } = open(t);
+  const { store, dir } = open(t);
   t.teardown(() => store.close());
+  // On the clock of this thread: what other programs take does not count.
+  const used = (): number => {
+    const { user, system } = process.threadCpuUsage();
+    return (user + system) / 1000;
+  };
   let longest = 0;
-  let last = performance.now();
-  const timer = setInterval(() => {
-    longest = Math.max(longest, performance.now() - last);
-    last = performance.now();
-  }, 1);
+  let last = used();
+  let ticks = 0;
+  let timer = setImmediate(function tick(): void {
+    const now = used();
+    longest = Math.max(longest, now - last);
+    last = now;
+    ticks++;
+    timer = setImmediate(tick);
+  });
   let order = '';
   const first = store.transaction(async (breathe) => {
     for (let i = 0; i < 100_000; i++) {
@@ -228,11 +237,21 @@ t.test('100,000 rows in one transaction leave the event loop air, and others wai
     order += 'b';
   });
   await Promise.all([first, second]);
-  clearInterval(timer);
+  await store.transaction(async (breathe) => {
+    for (let i = 0; i < 100_000; i++) {
+      store.remove(b(`f${i}`), 2);
+      await breathe();
+    }
+  });
+  await store.transaction(() => store.prune(2));
+  await store.settled();
+  clearImmediate(timer);
   t.equal(order, 'ab');
-  t.equal(store.totals().entries, 100_000);
-  // slices of 8 ms; the rest is room for a machine that does other things
-  t.ok(longest < 1000, `longest wait ${Math.round(longest)} ms`);
+  t.strictSame({ ...store.db.prepare('SELECT count(*) AS n FROM removed').get() }, { n: 0 }, 'swept');
+  t.ok(statSync(join(dir, 'state.db')).size > 4_000_000, 'and the log is in the file');
+  t.ok(ticks > 100);
+  // slices of 8 ms, commits of 20; before, 130 for the checkpoint and 80 for what fell below the horizon
+  t.ok(longest < 60, `longest ${Math.round(longest)} ms`);
 });
 
 t.test(
