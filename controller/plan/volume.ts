@@ -585,6 +585,10 @@ function planFirst(o: Observed, object: SimpleVolume, policyCondition: Condition
     epoch = newest;
     reason = `taken up again from what ${to} says`;
   } else if (volume?.firstNode != null) {
+    // A volume that its own first node has never spoken of could be an old one whose records are all lost.
+    const first = o.agents.find((agent) => agent.node === volume.firstNode);
+    if (first?.reportAgeMs == null)
+      return say('Pending', 'NotPlaced', `Nothing was heard of the agent of ${volume.firstNode} yet.`);
     to = volume.firstNode;
     epoch = 1;
     reason = 'first node';

@@ -471,6 +471,19 @@ t.test(
   },
 );
 
+t.test('nothing begins before the first node has said what it knows', (t) => {
+  const world = new World(['a', 'b'], REPLICATED);
+  world.agent('a').reportAgeMs = null;
+  world.agent('a').reachable = false;
+  world.settle();
+  t.equal(world.status.activeNode, undefined);
+  t.match(world.status, { phase: 'Pending' });
+  Object.assign(world.agent('a'), { reportAgeMs: 100, reachable: true });
+  world.settle();
+  t.equal(world.status.activeNode, 'a');
+  t.end();
+});
+
 t.test('the object deleted by hand comes back with what it knew', (t) => {
   const world = atRest();
   world.kill('a');
