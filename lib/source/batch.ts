@@ -45,6 +45,8 @@ const STAGE_BYTES = 64 * 1024 * 1024;
 /** Pauses before a database is staged once more, ms. */
 const UNIT_BACKOFF = [20, 60, 150, 300];
 const SLICE_MS = 8;
+/** How often a large file that changes while it is read is read again within one batch. */
+const LARGE_RETRIES = 1;
 
 export interface BatchOptions {
   native: Native;
@@ -60,6 +62,8 @@ export interface BatchOptions {
   limit: number;
   /** what the batch before left */
   rest: Rest | null;
+  /** a large file that did not hold still in an earlier batch and is not read again yet */
+  waits(key: string): boolean;
   /** ends the batch between two pieces of work */
   signal: AbortSignal;
 }
@@ -78,6 +82,8 @@ export class Batch {
   readonly pending = new Map<string, Pending>();
   /** files that did not hold still: their last version stays */
   readonly busy = new Map<string, Buffer>();
+  /** those of them that are large, and no databases: reading them again and again costs too much */
+  readonly hot = new Map<string, Buffer>();
   readonly unreadable = new Map<string, { path: Buffer; errno: number }>();
   readonly special = new Map<string, Buffer>();
   /** looked at and fit to be carried: reported no more */
@@ -330,6 +336,11 @@ export class Batch {
           this.#unit(path, add);
           break;
         default: {
+          if (change === 'content' && sizeOf(stat) >= LARGE && (this.hot.has(key) || this.#o.waits(key))) {
+            this.busy.set(key, path);
+            this.#drop(key);
+            break;
+          }
           const p: Pending = {
             path,
             change,
@@ -582,6 +593,9 @@ export class Batch {
       units.add(key);
       await this.#breathe();
     }
+    // Large ones in calls of their own: they are not read as often within one.
+    const isLarge = (p: Pending): boolean => sizeOf(p.record) >= LARGE;
+    single.sort((a, b) => Number(isLarge(a)) - Number(isLarge(b)));
     const results = await this.#stageCalls(
       single.map((p, id) => this.#item(p, id, true)),
       (id) => sizeOf((single[id] as Pending).record),
@@ -614,8 +628,10 @@ export class Batch {
     const names = [p, ...(this.#followers.get(p) ?? []).filter((f) => f.leader === p)];
     for (const name of names) {
       const nameKey = keyOf(name.path);
-      if (r.status === StageStatus.busy) this.busy.set(nameKey, name.path);
-      else if (r.status === StageStatus.error)
+      if (r.status === StageStatus.busy) {
+        this.busy.set(nameKey, name.path);
+        if (sizeOf(p.record) >= LARGE) this.hot.set(nameKey, name.path);
+      } else if (r.status === StageStatus.error)
         this.unreadable.set(nameKey, { path: name.path, errno: r.errno });
       else this.#again.push({ type: MarkType.path, bits: 0, path: name.path });
       this.#keepOld(name);
@@ -819,7 +835,9 @@ export class Batch {
     let bytes = 0;
     for (const item of items) {
       const size = sizeOfItem(item.id);
-      if (call.length > 0 && (call.length >= STAGE_ITEMS || bytes + size > STAGE_BYTES)) {
+      const first = call[0];
+      const full = call.length >= STAGE_ITEMS || bytes + size > STAGE_BYTES;
+      if (first && (full || size >= LARGE !== sizeOfItem(first.id) >= LARGE)) {
         calls.push(call);
         call = [];
         bytes = 0;
@@ -834,7 +852,8 @@ export class Batch {
       for (let next = calls.shift(); next && failure === undefined; next = calls.shift()) {
         try {
           this.#o.signal.throwIfAborted();
-          results.push(...(await this.#stageOne(next, hashOnly)));
+          const large = sizeOfItem((next[0] as StageItem).id) >= LARGE;
+          results.push(...(await this.#stageOne(next, hashOnly, large ? LARGE_RETRIES : undefined)));
         } catch (error) {
           failure ??= error;
         }
@@ -848,11 +867,17 @@ export class Batch {
     return results;
   }
 
-  async #stageOne(items: StageItem[], hashOnly: boolean): Promise<StageResult[]> {
+  async #stageOne(items: StageItem[], hashOnly: boolean, retries?: number): Promise<StageResult[]> {
     const { native, root, shadow, jobs } = this.#o;
     const out = await jobs.run(() =>
       native.stage(
-        { root, slots: shadow?.slots ?? EMPTY, base: hashOnly ? null : (shadow?.data ?? null), hashOnly },
+        {
+          root,
+          slots: shadow?.slots ?? EMPTY,
+          base: hashOnly ? null : (shadow?.data ?? null),
+          hashOnly,
+          ...(retries === undefined ? {} : { retries }),
+        },
         encodeStageItems(items),
       ),
     );

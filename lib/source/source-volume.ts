@@ -42,6 +42,9 @@ const LAST_BACKOFF_MS = 30_000;
 const HELD_MS = 5_000;
 /** Paths that could not be read are tried again after this time. */
 const UNREADABLE_MS = 60_000;
+/** Pauses before a large file that would not hold still is read again; doubled each time. */
+const FIRST_HOT_MS = 2_000;
+const LAST_HOT_MS = 60_000;
 /** Between two scans of the tree while some directories have no watch. */
 const UNWATCHED_MS = 60_000;
 /** Pause after each piece of an audit scan (about 2,000 entries): it is in no hurry. */
@@ -114,6 +117,8 @@ export class SourceVolume implements ServedVolume {
   readonly #forced = new Set<string>();
   readonly #special = new Map<string, Buffer>();
   readonly #unreadable = new Map<string, Buffer>();
+  /** large files that would not hold still; read again when their time has come */
+  readonly #restless = new Map<string, { path: Buffer; failures: number; notBefore: number }>();
   #hot = 0;
   /** the last batch took in as much as it may: this follows at once */
   #rest: Rest | null = null;
@@ -156,6 +161,7 @@ export class SourceVolume implements ServedVolume {
   #timer: { cancel(): void } | null = null;
   #auditTimer: { cancel(): void } | null = null;
   #retryTimer: { cancel(): void } | null = null;
+  #restlessTimer: { cancel(): void } | null = null;
   #audit: Promise<void> | null = null;
   #failures = 0;
   #notBefore = 0;
@@ -250,7 +256,10 @@ export class SourceVolume implements ServedVolume {
   /** Ends the watch; waits for the batch that is running. */
   async stop(): Promise<void> {
     this.#abort.abort();
-    for (const timer of [this.#timer, this.#auditTimer, this.#retryTimer]) timer?.cancel();
+    for (const timer of [this.#timer, this.#auditTimer, this.#retryTimer, this.#restlessTimer])
+      timer?.cancel();
+    this.#restlessTimer = null;
+    this.#restless.clear();
     this.#timer = null;
     this.#auditTimer = null;
     this.#retryTimer = null;
@@ -444,10 +453,14 @@ export class SourceVolume implements ServedVolume {
     void this.#run().catch(() => undefined);
   }
 
-  /** One batch, after the one that is running. */
-  #run(): Promise<void> {
+  /**
+   * One batch, after the one that is running.
+   * @param all large files too that would not hold still: an application that has stopped is to be had whole
+   */
+  #run(all = false): Promise<void> {
     const work = async (): Promise<void> => {
       if (this.#abort.signal.aborted || !this.#filter) return;
+      if (all) this.#recall(Number.POSITIVE_INFINITY);
       this.#running = true;
       this.#timer?.cancel();
       this.#timer = null;
@@ -522,6 +535,7 @@ export class SourceVolume implements ServedVolume {
       newSlot: () => this.#nextSlot++,
       limit: this.#deps.batchLimit ?? BATCH_LIMIT,
       rest,
+      waits: (key) => (this.#restless.get(key)?.notBefore ?? 0) > clock.boot(),
       signal: this.#abort.signal,
     });
     const take = (): Mark[] => {
@@ -562,7 +576,8 @@ export class SourceVolume implements ServedVolume {
       this.#checkRequired(batch);
       this.#checkMassDelete(batch);
       const settled = left.length === 0 && !batch.limited;
-      const stale = batch.busy.size > 0 || batch.unreadable.size > 0 || batch.leftOut.length > 0;
+      this.#noteRestless(batch);
+      const stale = batch.busy.size + batch.unreadable.size + batch.leftOut.length + this.#restless.size > 0;
       if (!batch.limited && (still || rounds > 1)) {
         for (const done of [this.#whole, scan]) if (done) this.#scanned(done);
         this.#whole = null;
@@ -580,11 +595,9 @@ export class SourceVolume implements ServedVolume {
       if (!rest) this.#restSince = begin;
       this.#rest = batch.rest;
       this.#report(batch);
-      const busy = [...batch.busy.values()].map((path) => ({
-        type: MarkType.path,
-        bits: MarkBit.content,
-        path,
-      }));
+      const busy = [...batch.busy]
+        .filter(([key]) => !this.#restless.has(key))
+        .map(([, path]) => ({ type: MarkType.path, bits: MarkBit.content, path }));
       if (left.length + busy.length > 0) watcher.putBack(watchNumber, encodeMarks([...left, ...busy]));
     } catch (error) {
       if (!sealed && !this.#abort.signal.aborted && this.#watching)
@@ -752,7 +765,11 @@ export class SourceVolume implements ServedVolume {
   #lacksCopies(batch: Batch): boolean {
     if (this.#policy.consistencyMode === 'live') return false;
     const before = [...this.#unreadable].filter(([key]) => !batch.fine.has(key)).map(([, path]) => path);
-    const waiting = [...batch.busy.values(), ...[...batch.unreadable.values()].map((u) => u.path), ...before];
+    const waiting = [
+      ...batch.busy.values(),
+      ...[...batch.unreadable.values(), ...this.#restless.values()].map((u) => u.path),
+      ...before,
+    ];
     return (
       waiting.some((path) => {
         if (batch.pending.has(keyOf(path))) return false;
@@ -769,6 +786,7 @@ export class SourceVolume implements ServedVolume {
   #catchUp(cut: number, batch: Batch): void {
     const waiting = new Set([
       ...batch.busy.keys(),
+      ...this.#restless.keys(),
       ...batch.unreadable.keys(),
       ...batch.leftOut.map((path) => keyOf(path)),
     ]);
@@ -791,6 +809,51 @@ export class SourceVolume implements ServedVolume {
   #scanned(scan: { cut: number; sighted: boolean }): void {
     this.#scannedAsOf = Math.max(this.#scannedAsOf, scan.cut);
     if (scan.sighted && this.#sighted()) this.#blind = false;
+  }
+
+  /** Large files that would not hold still are read again later and later; those that did are forgotten. */
+  #noteRestless(batch: Batch): void {
+    const now = this.#deps.clock.boot();
+    for (const key of this.#restless.keys()) {
+      const seen =
+        batch.fine.has(key) ||
+        batch.unreadable.has(key) ||
+        batch.special.has(key) ||
+        batch.pending.get(key)?.change === 'gone';
+      if (seen && !batch.busy.has(key)) this.#restless.delete(key);
+    }
+    for (const [key, path] of batch.hot) {
+      const failures = (this.#restless.get(key)?.failures ?? 0) + 1;
+      const wait = Math.min(FIRST_HOT_MS * 2 ** (failures - 1), LAST_HOT_MS);
+      this.#restless.set(key, { path, failures, notBefore: now + wait });
+    }
+    this.#scheduleRecall();
+  }
+
+  #scheduleRecall(): void {
+    const { clock } = this.#deps;
+    this.#restlessTimer?.cancel();
+    this.#restlessTimer = null;
+    if (this.#restless.size === 0 || this.#abort.signal.aborted) return;
+    const next = Math.min(...[...this.#restless.values()].map((r) => r.notBefore));
+    this.#restlessTimer = clock.setTimeout(
+      () => {
+        this.#restlessTimer = null;
+        if (clock.boot() < next) this.#scheduleRecall();
+        else this.#recall(clock.boot());
+      },
+      Math.max(0, Math.ceil(next - clock.boot())),
+    );
+  }
+
+  /** Marks the restless files whose time has come. */
+  #recall(until: number): void {
+    const due = [...this.#restless.values()].filter((r) => r.notBefore <= until);
+    if (due.length === 0 || !this.#watching) return;
+    for (const r of due) r.notBefore = 0;
+    const marks = due.map(({ path }) => ({ type: MarkType.path, bits: MarkBit.content, path }));
+    this.#deps.watcher.putBack(this.#deps.watchNumber, encodeMarks(marks));
+    this.wake();
   }
 
   #announce(caughtUp: boolean): void {
@@ -828,13 +891,14 @@ export class SourceVolume implements ServedVolume {
     }
     for (const [key, path] of batch.special) this.#special.set(key, path);
     for (const [key, { path }] of batch.unreadable) this.#unreadable.set(key, path);
-    this.#hot = batch.busy.size;
+    const hot = new Map([...batch.busy, ...[...this.#restless].map(([key, r]) => [key, r.path] as const)]);
+    this.#hot = hot.size;
     const c = this.#conditions;
-    if (batch.busy.size > 0)
+    if (hot.size > 0)
       c.set(
         'Hot',
         'these files change so steadily that no consistent copy could be made; their last version stays',
-        batch.busy.values(),
+        hot.values(),
       );
     else c.clear('Hot');
     if (this.#special.size > 0)
@@ -954,7 +1018,7 @@ export class SourceVolume implements ServedVolume {
     // happened meanwhile, so that an application that has just stopped gives an exact point in time.
     for (let again = 1; ; ) {
       await watcher.barrier();
-      await this.#run();
+      await this.#run(true);
       if (!this.#watching || this.#abort.signal.aborted) break;
       if (this.#rest) continue;
       const { dirty } = watcher.state(watchNumber);
