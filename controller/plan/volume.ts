@@ -369,7 +369,7 @@ function planLiving(o: Observed, object: SimpleVolume): VolumePlan {
       placed,
     });
     unfinished = !steps.finished;
-    carriedOut.push(...steps.actions);
+    if (unfinished) carriedOut.push(...steps.actions);
     if (record.done.length === 0 && v.epoch > 1) events.push(promotedEvent(record));
     if (!sameData([...steps.done].sort(), [...record.done].sort()))
       promotion = { ...record, done: steps.done };

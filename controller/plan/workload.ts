@@ -25,10 +25,17 @@ const isBroken = (pod: ObservedPod): boolean =>
 function causeOf(live: readonly ObservedPod[], o: Observed, activeNode: string | null): WorkloadCause {
   const staying = live.filter((pod) => !pod.deleting);
   const here = staying.filter((pod) => pod.node === activeNode);
-  if (here.some((pod) => !isBroken(pod))) return 'pending';
+  // Where the lease was given back nothing starts any more.
+  const gone = o.fence.released !== null && o.fence.released === o.object?.status?.epoch;
+  if (!gone && here.some((pod) => !isBroken(pod))) return 'pending';
   if (here.length > 0) return 'unhealthy';
   const unscheduled = staying.filter((pod) => pod.node === null);
-  if (unscheduled.some((pod) => pod.unschedulable)) return 'unschedulable';
+  // Before the scheduler has spoken a pod is on its way, but not to a node that takes none, and not back to one that the
+  // volume is just leaving.
+  const leaving =
+    o.object?.status?.phase === 'Moving' ||
+    o.nodes.some((node) => node.name === activeNode && node.unschedulable);
+  if (unscheduled.some((pod) => pod.unschedulable || leaving)) return 'unschedulable';
   if (staying.length > 0) return 'pending';
   // What is left is being deleted. On a node that answers it just ends; on a dead one it stays until somebody acts, and
   // a StatefulSet makes no other pod before.

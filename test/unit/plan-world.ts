@@ -176,6 +176,8 @@ export class World {
   };
   /** the workload is a StatefulSet of one, whose pods carry the role label as node selector or not */
   recreate: 'selector' | 'anywhere' | 'never' = 'selector';
+  /** the scheduler says nothing of pods that it cannot place */
+  mute = false;
   decisions = 0;
   events: PlannedEvent[] = [];
   log: string[] = [];
@@ -502,7 +504,7 @@ export class World {
             ? free.find((candidate) => this.labelled().includes(candidate.name))
             : free[0];
         if (target !== undefined) one.node = target.name;
-        one.unschedulable = target === undefined;
+        if (!this.mute) one.unschedulable = target === undefined;
       }
       const report = one.node === null ? null : this.agent(one.node)?.volume;
       if (

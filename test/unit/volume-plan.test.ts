@@ -755,3 +755,27 @@ t.test('a new node of the pool gets a copy, one that leaves loses it', (t) => {
   t.match(world.status, { replicasSummary: '1/1', promotable: { nodes: ['b'] } });
   t.end();
 });
+
+t.test('a move goes on while the next pod is not scheduled yet, and is not drawn back by it', (t) => {
+  const cordoned = atRest();
+  cordoned.mute = true;
+  cordoned.on('a').unschedulable = true;
+  cordoned.settle();
+  t.match(cordoned.status, { activeNode: 'b', epoch: 2 });
+  const forced = atRest();
+  forced.mute = true;
+  (forced.object as NonNullable<typeof forced.object>).spec.force = {
+    action: 'Promote',
+    node: 'c',
+    reason: 'repair',
+  };
+  forced.settle();
+  t.match(forced.status, { activeNode: 'c', epoch: 2, promotion: { planned: true } });
+  const broken = atRest();
+  broken.mute = true;
+  Object.assign(broken.pods[0] as object, { ready: false, restarts: 4 });
+  broken.settle();
+  t.match(broken.status, { activeNode: 'b', epoch: 2, promotion: { planned: true } });
+  t.match(broken.pods, [{ node: 'b', phase: 'Running' }]);
+  t.end();
+});
