@@ -1,12 +1,15 @@
 /**
  * A cluster as the controller sees it, on the real API server: nodes, agents' pods, a class, claims with volumes and
- * pods. Where no kubelet runs this plays the little of it that matters: a deleted pod of a live node goes.
+ * pods. Of kubelet, ReplicaSets and the scheduler it plays the little that matters: a deleted pod of a live node ends, a
+ * workload without a pod gets another one, and that one runs where the volume is.
  */
 import path from 'node:path';
+import { FENCE_LEASE_KEY } from '../../controller/act/fence.ts';
 import {
   CLAIMS,
   CLASSES,
   type Kube,
+  LEASES,
   NODES,
   type Node,
   PODS,
@@ -45,6 +48,9 @@ export async function until<T>(
   }
 }
 
+const claimsOf = (pod: Pod): string[] =>
+  (pod.spec?.volumes ?? []).flatMap((one) => one.persistentVolumeClaim?.claimName ?? []);
+
 export interface AgentPlace {
   node: string;
   http: number;
@@ -56,8 +62,16 @@ export class TestCluster {
   readonly kube: Kube;
   readonly agents: PlayedAgents;
   readonly lost = new Set<string>();
+  /** workloads of one pod each: claim to the number of pods so far */
+  private readonly workloads = new Map<string, number>();
   private timer: NodeJS.Timeout | null = null;
   private running = false;
+  /** a volume is mounted or unmounted, as csi-node would do it */
+  mount: (node: string, key: string, mounted: boolean) => void = (node, key, mounted) => {
+    const played = this.agents.agents.get(node)?.mounted;
+    if (mounted) played?.add(key);
+    else played?.delete(key);
+  };
 
   private constructor(server: KubeServer, agents: PlayedAgents) {
     this.server = server;
@@ -79,8 +93,19 @@ export class TestCluster {
       parameters: { pool: 'default' },
       volumeBindingMode: 'WaitForFirstConsumer',
     });
+    // As after a controller of before: of the very first one it would be waited for the longest lease there is.
+    await cluster.kube.create(LEASES, {
+      apiVersion: 'coordination.k8s.io/v1',
+      kind: 'Lease',
+      metadata: {
+        name: LEASE,
+        namespace: SYSTEM,
+        annotations: { [FENCE_LEASE_KEY]: String(options.leaseMs ?? 4000) },
+      },
+      spec: { holderIdentity: '', leaseDurationSeconds: 1, leaseTransitions: 1 },
+    });
     await Promise.all((options.nodes ?? ['a', 'b', 'c']).map((node) => cluster.addNode(node)));
-    cluster.timer = setInterval(() => void cluster.kubelet(), 300);
+    cluster.timer = setInterval(() => void cluster.play(), 200);
     return cluster;
   }
 
@@ -249,7 +274,24 @@ export class TestCluster {
   /** A pod that uses the claim, Running and Ready on a node; `node` null: not scheduled. */
   async pod(name: string, claim: string, node: string | null, namespace = 'default'): Promise<void> {
     await this.placePod(namespace, name, node, { claim });
-    if (node !== null) this.agents.agents.get(node)?.mounted.add(`${namespace}/pv-${claim}`);
+    if (node !== null) this.mount(node, `${namespace}/pv-${claim}`, true);
+  }
+
+  /** The same of a workload that always wants one: another one is made when it is being deleted. */
+  async workload(claim: string, node: string): Promise<void> {
+    await this.pod(`${claim}-0`, claim, node);
+    this.workloads.set(claim, 1);
+  }
+
+  /** Nobody wants it any more. */
+  async end(claim: string): Promise<void> {
+    this.workloads.delete(claim);
+    for await (const pod of this.kube.list(PODS, { namespace: 'default' }))
+      if (claimsOf(pod).includes(claim)) {
+        const { name } = pod.metadata;
+        await this.kube.delete(PODS, { namespace: 'default', name }, { gracePeriodSeconds: 0 });
+        if (pod.spec?.nodeName) this.mount(pod.spec.nodeName, `default/pv-${claim}`, false);
+      }
   }
 
   private async placePod(
@@ -279,12 +321,15 @@ export class TestCluster {
         volumes: options.claim ? [{ name: 'data', persistentVolumeClaim: { claimName: options.claim } }] : [],
       } as never,
     });
-    if (node === null) return;
+    if (node !== null) await this.runs(made);
+  }
+
+  private async runs(pod: Pod): Promise<void> {
     const time = new Date().toISOString();
-    await this.kube.replace(
+    await this.kube.merge(
       PODS,
+      { namespace: pod.metadata.namespace, name: pod.metadata.name },
       {
-        ...made,
         status: {
           phase: 'Running',
           podIP: '127.0.0.1',
@@ -304,37 +349,66 @@ export class TestCluster {
               imageID: '',
               state: { running: {} },
             },
-          ] as never,
+          ],
         },
       },
       { subresource: 'status' },
     );
   }
 
-  /** Pods that are deleted go, where a kubelet lives. */
-  private async kubelet(): Promise<void> {
+  private async play(): Promise<void> {
     if (this.running) return;
     this.running = true;
     try {
-      for await (const pod of this.kube.list(PODS) as AsyncIterable<Pod>) {
-        const node = pod.spec?.nodeName;
-        if (!pod.metadata.deletionTimestamp || !node || this.lost.has(node)) continue;
-        for (const volume of pod.spec?.volumes ?? [])
-          if (volume.persistentVolumeClaim)
-            this.agents.agents
-              .get(node)
-              ?.mounted.delete(`${pod.metadata.namespace}/pv-${volume.persistentVolumeClaim.claimName}`);
-        await this.kube.delete(
-          PODS,
-          { namespace: pod.metadata.namespace, name: pod.metadata.name },
-          { gracePeriodSeconds: 0, uid: pod.metadata.uid as string },
-        );
+      const pods: Pod[] = [];
+      for await (const pod of this.kube.list(PODS, { namespace: 'default' })) pods.push(pod);
+      for (const pod of pods) await this.playPod(pod);
+      for (const [claim, count] of this.workloads) {
+        const mine = pods.filter((one) => claimsOf(one).includes(claim));
+        if (mine.some((one) => !one.metadata.deletionTimestamp)) continue;
+        this.workloads.set(claim, count + 1);
+        await this.pod(`${claim}-${count}`, claim, null);
       }
     } catch {
-      // the API server is being restarted by a test
+      // the API server is being restarted by a test, or somebody else was first
     } finally {
       this.running = false;
     }
+  }
+
+  private async playPod(pod: Pod): Promise<void> {
+    const { namespace, name, uid, deletionTimestamp } = pod.metadata;
+    const node = pod.spec?.nodeName;
+    if (node !== undefined) {
+      if (!deletionTimestamp || this.lost.has(node)) return;
+      for (const claim of claimsOf(pod)) this.mount(node, `${namespace}/pv-${claim}`, false);
+      await this.kube.delete(PODS, { namespace, name }, { gracePeriodSeconds: 0, uid: uid as string });
+      return;
+    }
+    const [claim] = claimsOf(pod);
+    const active = claim === undefined ? undefined : (await this.object(claim))?.status?.activeNode;
+    if (active === undefined || this.lost.has(active)) return;
+    const { spec } = await this.kube.get(NODES, { name: active });
+    if (spec?.unschedulable) {
+      // What the scheduler says of a pod that may run on the active node alone.
+      if (pod.status?.conditions?.some((one) => one.reason === 'Unschedulable')) return;
+      const condition = { type: 'PodScheduled', status: 'False', reason: 'Unschedulable' };
+      await this.kube.merge(
+        PODS,
+        { namespace, name },
+        { status: { conditions: [{ ...condition, lastTransitionTime: new Date().toISOString() }] } },
+        { subresource: 'status' },
+      );
+      return;
+    }
+    await this.kube.create({ ...PODS, plural: `pods/${name}/binding`, kind: 'Binding' }, {
+      apiVersion: 'v1',
+      kind: 'Binding',
+      metadata: { name, namespace },
+      target: { apiVersion: 'v1', kind: 'Node', name: active },
+    } as never);
+    this.mount(active, `${namespace}/pv-${claim}`, true);
+    await this.runs(pod);
   }
 
   async object(claim: string, namespace = 'default'): Promise<SimpleVolume | null> {
