@@ -162,6 +162,7 @@ export class Controller {
       fullSyncTurns: new Turns(FULL_SYNCS),
       look: (key) => this.queue.add(key),
       written: (object) => this.world.setAhead(object),
+      reported: (pool, node, report) => this.world.heardOne(pool, node, report),
       wrote: (what, key) => {
         const kind = what.split(' ')[0] as string;
         this.writes.set(kind, (this.writes.get(kind) ?? 0) + 1);

@@ -454,6 +454,12 @@ export class World {
     }
   }
 
+  /** What an agent answered about one volume: newer than its last report of all. */
+  heardOne(pool: string, node: string, report: VolumeReport): void {
+    const said = this.said.get(agentKey(pool, node));
+    said?.volumes.set(`${report.namespace}/${report.volume}`, report);
+  }
+
   /** An agent that has stopped or begun to answer. */
   reachabilityChanged(pool: string, node: string): void {
     for (const object of this.objects.by('pool', pool))

@@ -3,7 +3,7 @@
  * leads next finishes what a crash between any two writes left undone. Every write goes through a client that is gated by
  * leadership; every write to an agent carries the epoch, which it refuses when it has seen a newer one.
  */
-import type { VolumeName } from '../../lib/core/parts.ts';
+import type { ReplicaStatus, SourceStatus, VolumeName } from '../../lib/core/parts.ts';
 import {
   apiVersion,
   CLAIMS,
@@ -46,6 +46,8 @@ export interface ActContext {
   look: (key: string) => void;
   /** the object as this process has just written it; caches may be behind */
   written: (object: SimpleVolume) => void;
+  /** an agent has answered with its state of a volume */
+  reported: (pool: string, node: string, report: SourceStatus | ReplicaStatus) => void;
   /** called after each write of a volume, for metrics and for tests that end the process there */
   wrote: (what: string, key: string) => void;
 }
@@ -424,7 +426,12 @@ class VolumeActs {
     fine: readonly string[] = [],
   ): Promise<boolean> {
     try {
-      await this.c.agents.call(this.pool, node, { path, body });
+      const report = await this.c.agents.call<SourceStatus | ReplicaStatus | null>(this.pool, node, {
+        path,
+        body,
+      });
+      // All of these answer with the state that they left.
+      if (report?.role && report.volume === this.name.volume) this.c.reported(this.pool, node, report);
     } catch (error) {
       if (!wasAnswered(error) || !fine.includes(error.code)) throw error;
     }
