@@ -605,3 +605,17 @@ export function toWatchBody(
     fullSyncOnStart: policy.fullSyncOnStart,
   };
 }
+
+/** The table of docs/annotations.md. */
+export function annotationsTable(): string {
+  const cell = (text: string): string => text.replaceAll('|', '\\|');
+  return [
+    '| Annotation | Without it | Allowed | What it does |',
+    '| --- | --- | --- | --- |',
+    ...ANNOTATIONS.map(
+      (one) =>
+        `| \`${one.key}\` | ${one.fallback === '' ? '' : `\`${one.fallback}\``} | ${cell(one.allowed)} | ${cell(one.doc)} |`,
+    ),
+    '',
+  ].join('\n');
+}

@@ -1,7 +1,9 @@
+import { readFileSync } from 'node:fs';
 import fc from 'fast-check';
 import t from 'tap';
 import {
   ANNOTATIONS,
+  annotationsTable,
   DEFAULTS,
   effectivePolicy,
   fromSpecPolicy,
@@ -249,5 +251,11 @@ t.test('property: whatever the values are, nothing is thrown and every bad one i
     { numRuns: 2000, seed: 3 },
   );
   t.pass('2000 sets');
+  t.end();
+});
+
+t.test('the documentation has the table as it is', (t) => {
+  const text = readFileSync(new URL('../../docs/annotations.md', import.meta.url), 'utf8');
+  t.ok(text.includes(annotationsTable()), 'docs/annotations.md is what annotationsTable() gives');
   t.end();
 });
