@@ -1066,10 +1066,10 @@ function actOn(
       if (!ended.ok)
         leftBehind = `${from} holds ${generation}, which ${target} could not fetch in time: ${ended.error ?? 'no reason given'}`;
     }
-    // A node whose kubelet is gone may still answer: once its writer stands still, what it has is fetched.
+    // A node whose kubelet is gone may still answer: what it has is fetched, with a lease once its writer stands still.
     const waits = o.fence.fenceWaitMs;
     const report = reachableReport(v.active);
-    if (v.fencing === 'lease' && report?.role === 'active' && report.epoch === v.epoch) {
+    if (report?.role === 'active' && report.epoch === v.epoch) {
       if (waits === null || waits > 0)
         return {
           ...base,

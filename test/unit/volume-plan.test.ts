@@ -779,3 +779,13 @@ t.test('a move goes on while the next pod is not scheduled yet, and is not drawn
   t.match(broken.pods, [{ node: 'b', phase: 'Running' }]);
   t.end();
 });
+
+t.test('a lost node whose agent still answers is flushed before the promotion, also without a lease', (t) => {
+  const world = atRest(['a', 'b', 'c'], { ...REPLICATED, 'failover-fencing': 'none' });
+  world.on('a').ready = false;
+  world.settle();
+  t.equal(world.status.activeNode, 'b');
+  const salvage = world.log.indexOf('prepare:salvage:1:b');
+  t.ok(salvage >= 0 && salvage < world.log.indexOf('decide:2'));
+  t.end();
+});
