@@ -65,6 +65,8 @@ export interface ControllerOptions {
 }
 
 const CONCURRENCY = 8;
+/** A thousand claims that are met for the first time cost about ten writes each: three to four minutes. */
+const KUBE_RATE = { perSecond: 50, burst: 100 };
 const REPORT_MS = 2000;
 const REPORT_BYTES = 32 * 1024 * 1024;
 /** After a failed action: first and longest pause, ms. */
@@ -108,7 +110,7 @@ export class Controller {
       connection,
       clock,
       userAgent: `simple-volume-controller/${options.version}`,
-      ...(options.kubeRate === undefined ? {} : { rate: options.kubeRate }),
+      rate: options.kubeRate ?? KUBE_RATE,
     });
     this.agents = new Agents({ clock, token: options.token, ca: options.ca });
     const lease = { namespace: options.namespace, name: options.leaseName ?? 'simple-volume-controller' };

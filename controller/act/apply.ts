@@ -156,7 +156,11 @@ class VolumeActs {
     if (canonical(status) === canonical(this.object.status ?? {})) return true;
     try {
       this.took(
-        await this.c.kube.replace(SIMPLE_VOLUMES, { ...this.object, status }, { subresource: 'status' }),
+        await this.c.kube.replace(
+          SIMPLE_VOLUMES,
+          { ...this.object, status },
+          { subresource: 'status', urgent: status.phase === 'FailingOver' },
+        ),
         'status',
       );
       return true;

@@ -49,9 +49,10 @@ export async function decide(
     allowed = () => fence.ready() && fence.mayPromote(spec.pool, name, record.to, record.epoch, consent).ok;
   }
   try {
+    // Before all that waits for the own rate limit: a hundred volumes of a lost node are decided first, then tidied up.
     const written = await kube
       .gated(allowed)
-      .replace(SIMPLE_VOLUMES, { ...object, status }, { subresource: 'status' });
+      .replace(SIMPLE_VOLUMES, { ...object, status }, { subresource: 'status', urgent: true });
     return { done: true, object: written };
   } catch (error) {
     // Whether it was written is not known: the next look reads it. A conflict says that somebody else was first.
