@@ -252,9 +252,8 @@ export class Agents {
     try {
       return await this.send<T>(lane, call);
     } finally {
-      lane.running--;
       lane.trying = false;
-      lane.waiting.shift()?.go();
+      this.release(lane);
     }
   }
 
@@ -265,8 +264,10 @@ export class Agents {
     lane.trying = true;
   }
 
+  /** Takes a slot, or waits until one is handed over. */
   private async enter(lane: Lane): Promise<void> {
-    if (lane.running >= (this.options.perAgent ?? 4)) {
+    if (lane.running < (this.options.perAgent ?? 4)) lane.running++;
+    else {
       if (lane.waiting.length >= (this.options.queued ?? 64))
         throw this.away(lane.address, 'too many calls wait for it');
       await new Promise<void>((resolve, reject) => {
@@ -277,10 +278,15 @@ export class Agents {
       this.admitted(lane);
     } catch (error) {
       // The next one in line finds the same closed door, at once.
-      lane.waiting.shift()?.go();
+      this.release(lane);
       throw error;
     }
-    lane.running++;
+  }
+
+  private release(lane: Lane): void {
+    const next = lane.waiting.shift();
+    if (next) next.go();
+    else lane.running--;
   }
 
   private async send<T>(lane: Lane, call: AgentCall): Promise<T> {

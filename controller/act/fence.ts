@@ -4,7 +4,7 @@
  */
 import type { VolumeName } from '../../lib/core/parts.ts';
 import { LeaderFence, type PromotionVerdict, type VolumeRecord } from '../../lib/fence/leader.ts';
-import { BEAT_MS, LEASE_MS } from '../../lib/fence/timing.ts';
+import { BEAT_MS, holdMs, LEASE_MS, MAX_LEASE_MS } from '../../lib/fence/timing.ts';
 import type {
   FenceConsentReply,
   FenceConsentRequest,
@@ -71,10 +71,14 @@ export class FenceDriver {
   private readonly polling = new Set<string>();
   private readonly news = new Map<string, string>();
   private timer: { cancel(): void } | null = null;
-  /** the leadership for which everything was read */
+  /** the leadership for which everything was read: only then anything is granted or decided */
   private readTerm: number | null = null;
+  /** the leadership that the pools have been told of */
+  private takenTerm: number | null = null;
   private previousLeaseMs: number | null = null;
   private takingOver: number | null = null;
+  /** own clock: from then on no lease longer than the own ones can hold */
+  private lowerAt: number | null = null;
   private stopped = false;
   /** polls sent and unanswered ones, for metrics */
   readonly counters = { polls: 0, failed: 0, takeovers: 0 };
@@ -111,7 +115,7 @@ export class FenceDriver {
       found = { leader, consents: new Map() };
       this.pools.set(pool, found);
       // A pool that is met later: nothing was granted in it by this leader, perhaps by an earlier one.
-      if (this.readTerm !== null) this.takeOverPool(found, this.readTerm);
+      if (this.takenTerm !== null) this.takeOverPool(found, this.takenTerm);
     }
     return found;
   }
@@ -129,6 +133,8 @@ export class FenceDriver {
     const term = this.options.election.term();
     if (term === null) {
       this.readTerm = null;
+      this.takenTerm = null;
+      for (const { leader } of this.pools.values()) leader.stepDown();
       return;
     }
     if (term !== this.readTerm) {
@@ -136,9 +142,23 @@ export class FenceDriver {
       return;
     }
     const now = this.options.clock.boot();
+    if (this.lowerAt !== null && now >= this.lowerAt) {
+      // Whatever longer lease an earlier leader granted is over.
+      this.lowerAt = null;
+      this.note(this.leaseMs).catch(() => {
+        this.lowerAt = now + 10_000;
+      });
+    }
     const leadsFor = this.options.election.leadsForMs();
     for (const { leader } of this.pools.values()) if (leadsFor > 0) leader.extend(now + leadsFor);
     for (const agent of this.options.agents.all()) void this.poll(agent.pool, agent.node);
+  }
+
+  /** Writes into the Lease how long the longest fencing lease is that may be granted. */
+  private async note(leaseMs: number): Promise<void> {
+    await this.options.kube.merge(LEASES, this.options.lease, {
+      metadata: { annotations: { [FENCE_LEASE_KEY]: String(leaseMs) } },
+    });
   }
 
   /** Begins to lead: first what an earlier leader may have granted, then every volume, from the API server itself. */
@@ -149,26 +169,22 @@ export class FenceDriver {
       const seen = await kube.get(LEASES, lease);
       const said = Number(seen.metadata.annotations?.[FENCE_LEASE_KEY]);
       const previous = Number.isFinite(said) && said > 0 ? said : null;
-      // First it is written down what will be granted; a smaller number would be a lie while older grants hold.
-      if (previous !== this.leaseMs)
-        await kube.merge(LEASES, lease, {
-          metadata: { annotations: { [FENCE_LEASE_KEY]: String(Math.max(this.leaseMs, previous ?? 0)) } },
-        });
+      // First it is written down what may be granted; a smaller number would be a lie while older grants hold.
+      const longest = Math.max(this.leaseMs, previous ?? MAX_LEASE_MS);
+      if (previous !== longest) await this.note(longest);
       if (election.term() !== term) return;
       this.previousLeaseMs = previous;
+      this.takenTerm = term;
       for (const pool of this.pools.values()) this.takeOverPool(pool, term);
-      this.readTerm = term;
-      // Pools that are met while reading take over by themselves; until `ready` nothing is asked of them.
       const objects: SimpleVolume[] = [];
       for await (const object of kube.list(SIMPLE_VOLUMES)) objects.push(object);
-      if (election.term() !== term) {
-        this.readTerm = null;
-        return;
-      }
+      if (election.term() !== term) return;
       for (const object of objects) {
         this.observe(object, null);
         this.options.onRead(object);
       }
+      this.readTerm = term;
+      this.lowerAt = longest > this.leaseMs ? this.options.clock.boot() + holdMs(longest) : null;
       this.counters.takeovers++;
       logger.info({ term, volumes: objects.length }, 'fencing: leads');
     } catch (error) {
@@ -227,7 +243,7 @@ export class FenceDriver {
       fencing ?? this.modes.get(nameKey(name)) ?? (object.spec.policy?.fencing === 'none' ? 'none' : 'lease');
     if (fencing !== null) this.modes.set(nameKey(name), fencing);
     const record = recordOf(object, mode);
-    if (record && this.readTerm !== null) this.pool(object.spec.pool).leader.observe(record);
+    if (record && this.takenTerm !== null) this.pool(object.spec.pool).leader.observe(record);
   }
 
   forget(pool: string, name: VolumeName): void {
