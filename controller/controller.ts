@@ -311,7 +311,9 @@ export class Controller {
   private async work(key: string): Promise<{ againMs?: number } | undefined> {
     if (this.dead || this.leadTerm === null || !this.fence.ready()) return undefined;
     const memory = this.memory(key);
-    const observed = this.world.observe(key, memory, this.fence, this.planOptions);
+    // What only grows older is written anew at about one a second for all volumes together.
+    const statusEveryMs = Math.max(this.planOptions.statusEveryMs, this.world.objects.size * 1000);
+    const observed = this.world.observe(key, memory, this.fence, { ...this.planOptions, statusEveryMs });
     if (observed === null) {
       memory.cancel();
       this.memories.delete(key);
