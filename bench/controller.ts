@@ -98,7 +98,7 @@ export const figure: Figure = {
           async () => {
             await new Promise((resolve) => setTimeout(resolve, 10_000));
             const now = await metric(url, 'simple_volume_controller_kube_requests_total');
-            const rests = now - last < 20;
+            const rests = now - last < 50;
             last = now;
             return rests;
           },
