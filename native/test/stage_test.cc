@@ -520,17 +520,16 @@ TEST_F(Stage, HashOnlyCopiesNothingAndTellsChangedChunks) {
 
 TEST_F(Stage, C3_ALogThatOnlyGrowsIsStagedAtAStateThatItHad) {
   s.write("live/log", noise(20'000'000, 1));
-  std::atomic<bool> stop = false;
-  std::thread writer([&] {
+  std::jthread writer([&](const std::stop_token& stop) {
     const Fd fd(open(s.at("live/log").c_str(), O_WRONLY | O_APPEND));
-    for (int i = 0; !stop; ++i) {
+    for (int i = 0; !stop.stop_requested(); ++i) {
       const std::string line = "line " + std::to_string(i) + '\n';
       writeFull(fd.get(), line.data(), line.size());
       usleep(300);
     }
   });
   const Staged r = one("log");
-  stop = true;
+  writer.request_stop();
   writer.join();
   ASSERT_EQ(r.status, 0);
   const std::string staged = slot();
@@ -545,16 +544,16 @@ TEST_F(Stage, C3_APatchOfALogThatGrowsIsAStateThatItHad) {
   const Staged first = one("log", 1);
   toBase("log", first.record);
   const std::string base = s.read("base/log");
-  std::atomic<bool> stop = false;
-  std::thread writer([&] {
+  std::jthread writer([&](const std::stop_token& stop) {
     const Fd fd(open(s.at("live/log").c_str(), O_WRONLY | O_APPEND));
-    for (int i = 0; !stop; ++i) {
+    for (int i = 0; !stop.stop_requested(); ++i) {
       const std::string line = "line " + std::to_string(i) + '\n';
       writeFull(fd.get(), line.data(), line.size());
       usleep(2000);
     }
   });
-  usleep(20'000);
+  // On a busy machine the writer may come late.
+  while (s.read("live/log").size() == base.size()) usleep(1000);
   int staged = 0;
   for (std::uint64_t i = 2; i < 12; ++i) {
     const Staged r = one("log", i, first.record);
@@ -566,7 +565,7 @@ TEST_F(Stage, C3_APatchOfALogThatGrowsIsAStateThatItHad) {
     EXPECT_TRUE(s.read("live/log").starts_with(now));
     EXPECT_EQ(now.back(), '\n');
   }
-  stop = true;
+  writer.request_stop();
   writer.join();
   EXPECT_GE(staged, 5);
 }
@@ -692,10 +691,9 @@ TEST_F(Stage, D25_APatchOfAFileRewrittenInPlaceIsConsistentOrBusyNeverTorn) {
   s.write("live/f", std::string(size, '\0'));
   const Staged first = one("f", 1);
   toBase("f", first.record);
-  std::atomic<bool> stop = false;
-  std::thread writer([&] {
+  std::jthread writer([&](const std::stop_token& stop) {
     const Fd fd(open(s.at("live/f").c_str(), O_WRONLY));
-    for (std::uint64_t i = 1; !stop; ++i) {
+    for (std::uint64_t i = 1; !stop.stop_requested(); ++i) {
       pwriteFull(fd.get(), &i, sizeof i, 0);
       pwriteFull(fd.get(), &i, sizeof i, size - sizeof i);
       usleep(static_cast<unsigned>(i % 5 * 400));
@@ -716,7 +714,7 @@ TEST_F(Stage, D25_APatchOfAFileRewrittenInPlaceIsConsistentOrBusyNeverTorn) {
     EXPECT_TRUE(head == tail || head == tail + 1) << head << ' ' << tail;
     EXPECT_EQ(r.record.hash, contentHash(copy));
   }
-  stop = true;
+  writer.request_stop();
   writer.join();
 }
 
@@ -724,12 +722,11 @@ TEST_F(Stage, D25_APatchOfAFileRewrittenInPlaceIsConsistentOrBusyNeverTorn) {
 TEST_F(Stage, D25_AFileRewrittenInPlaceIsConsistentOrBusyNeverTorn) {
   const std::size_t size = 1'200'000;
   s.write("live/f", std::string(size, '\0'));
-  std::atomic<bool> stop = false;
   // The writer slows down after each busy look, so that some looks find a still moment however slow this build reads.
   std::atomic<unsigned> pauseUs = 400;
-  std::thread writer([&] {
+  std::jthread writer([&](const std::stop_token& stop) {
     const Fd fd(open(s.at("live/f").c_str(), O_WRONLY));
-    for (std::uint64_t i = 1; !stop; ++i) {
+    for (std::uint64_t i = 1; !stop.stop_requested(); ++i) {
       pwriteFull(fd.get(), &i, sizeof i, 0);
       pwriteFull(fd.get(), &i, sizeof i, size - sizeof i);
       usleep(static_cast<unsigned>(i % 5) * pauseUs);
@@ -754,7 +751,7 @@ TEST_F(Stage, D25_AFileRewrittenInPlaceIsConsistentOrBusyNeverTorn) {
     // Between the two writes of one round the file itself has two neighbouring counters: that is a state it had.
     if (head != tail && head != tail + 1) ++torn;
   }
-  stop = true;
+  writer.request_stop();
   writer.join();
   EXPECT_EQ(torn, 0);
   EXPECT_GT(staged, 0);
