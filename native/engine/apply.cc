@@ -378,6 +378,9 @@ class Applier {
       if (!isPut(statFd(fd.get()), o.record)) throw errnoError(ENOENT, "openat2", slot);
     }
     setMetaCounted(fd.get(), o.record);
+    // Its slot is on the disk since the plan is: a long seed must not push everything else out of memory.
+    if (o.record.kind() == Kind::kFile && o.record.size() > kDropBytes)
+      (void)posix_fadvise(fd.get(), 0, 0, POSIX_FADV_DONTNEED);
     if (waiting) place(o, slots_.get(), slot, parent.get(), name);
   }
 

@@ -151,7 +151,10 @@ class CacheWindow {
   std::uint64_t dropped_ = 0;
 };
 // From this size on a file is read and written through a CacheWindow.
-inline constexpr std::uint64_t kWindowBytes = 32 * 1024 * 1024;
+inline constexpr std::uint64_t kWindowBytes = 4 * 1024 * 1024;
+// From this size on the pages of a file that was copied whole are dropped once they are on the disk: few calls for most
+// of the memory.
+inline constexpr std::uint64_t kDropBytes = 64 * 1024;
 
 // Name of a slot: 16 hexadecimal digits.
 std::string slotName(std::uint64_t slot);

@@ -217,7 +217,7 @@ void PackReader::use(std::uint32_t index) {
   open_ = find(items_[index]);
   openItem_ = index;
   // Sent once, not needed again: a long seed must not push everything else out of memory.
-  if (items_[index].whole && items_[index].size > kWindowBytes) window_ = std::make_unique<CacheWindow>(open_.get(), false);
+  if (items_[index].whole && items_[index].size > kDropBytes) window_ = std::make_unique<CacheWindow>(open_.get(), false);
 }
 
 void PackReader::verify(std::uint32_t index) const {
