@@ -436,7 +436,7 @@ export class TestCluster {
   }
 
   /** Until a volume is active with fresh, promotable copies. */
-  async settled(claim: string, replicas = 2, limitMs = 25_000): Promise<SimpleVolume> {
+  async settled(claim: string, replicas = 2, limitMs = 90_000): Promise<SimpleVolume> {
     return await this.waitFor(
       claim,
       'is replicated',
