@@ -27,6 +27,9 @@ export const BUILD_LIMIT_S = 1200;
 /** Seconds that the C++ tests may take. */
 export const CPP_LIMIT_S = 900;
 
+/** GoogleTest filter of `npm run test:unit`. */
+export const QUICK_CPP_TESTS = '-*Storm*:*Random*:*Crash*:*Fuzz*:*D25_*:*C3_*';
+
 /** Least part of lines that the tests must execute, in percent. */
 export const MINIMUM_COVERAGE = {
   /** native/engine, by the C++ tests alone. */
