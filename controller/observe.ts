@@ -23,7 +23,7 @@ import {
   VOLUMES,
 } from './cluster/index.ts';
 import type { Clock, Informer, KubeObject, Logger, Resource, SimpleVolume } from './cluster/types.ts';
-import { addRequests, podRequests } from './plan/fit.ts';
+import { addRequests, podRequests, SUFFIXES } from './plan/fit.ts';
 import {
   DRIVER,
   type Observed,
@@ -86,26 +86,11 @@ const annotationsOf = (object: KubeObject): Record<string, string> =>
     ),
   );
 
-const UNITS: Record<string, number> = {
-  k: 1e3,
-  M: 1e6,
-  G: 1e9,
-  T: 1e12,
-  P: 1e15,
-  E: 1e18,
-  Ki: 2 ** 10,
-  Mi: 2 ** 20,
-  Gi: 2 ** 30,
-  Ti: 2 ** 40,
-  Pi: 2 ** 50,
-  Ei: 2 ** 60,
-};
-
 /** Bytes of a quantity of the API; null for what is none. */
 export function bytesOf(quantity: string | undefined): number | null {
   const match = /^(\d+(?:\.\d+)?(?:e\d+)?)(m|[kMGTPE]i?)?$/.exec(quantity ?? '');
   if (!match) return null;
-  const factor = match[2] === 'm' ? 1e-3 : (UNITS[match[2] ?? ''] ?? 1);
+  const factor = match[2] === 'm' ? 1e-3 : (SUFFIXES[match[2] ?? ''] ?? 1);
   return Math.ceil(Number(match[1]) * factor);
 }
 

@@ -9,7 +9,8 @@ import type { ObservedNode, PodContainer, PodTemplate, SelectorTerm } from './ty
 /** Resource name -> thousandths. */
 export type Requests = Record<string, number>;
 
-const SUFFIXES: Record<string, number> = {
+/** Factors of the suffixes of a quantity of the API. */
+export const SUFFIXES: Readonly<Record<string, number>> = {
   n: 1e-9,
   u: 1e-6,
   m: 1e-3,
