@@ -1,5 +1,6 @@
 /** `simple-volume controller`: flags to configuration, start, and a clean stop on SIGTERM. */
 import type { Command } from 'commander';
+import { declareOptions, flagsOf } from '../lib/cli/options.ts';
 import { packageVersion } from '../lib/cli/program.ts';
 import { SimpleVolumeError } from '../lib/core/errors.ts';
 import { OPTIONS, parseControllerConfig } from './config.ts';
@@ -11,16 +12,9 @@ export function register(program: Command): void {
     .command('controller')
     .description('run the controller: place, replicate, move and fail over the volumes of the cluster')
     .allowExcessArguments(false);
-  for (const o of OPTIONS)
-    command.option(
-      `--${o.flag}${o.value ? ` <${o.value}>` : ''}`,
-      `${o.help}${o.fallback ? ` (default: ${o.fallback})` : ''} [${o.env}]`,
-    );
+  declareOptions(command, OPTIONS);
   command.action(async (options: Record<string, string | boolean | undefined>) => {
-    // commander gives camelCase; the table has the flags as they are typed
-    const flags = Object.fromEntries(
-      OPTIONS.map((o) => [o.flag, options[o.flag.replace(/-(\w)/g, (_, c: string) => c.toUpperCase())]]),
-    );
+    const flags = flagsOf(OPTIONS, options);
     try {
       await run(parseControllerConfig(flags, process.env));
     } catch (error) {

@@ -1,5 +1,6 @@
 /** `simple-volume agent`: flags to configuration, start, and a clean stop on SIGTERM. */
 import type { Command } from 'commander';
+import { declareOptions, flagsOf } from '../cli/options.ts';
 import { SimpleVolumeError } from '../core/errors.ts';
 import { OPTIONS, parseConfig } from './config.ts';
 
@@ -12,16 +13,9 @@ export function register(program: Command): void {
       'run the agent of a storage node: watch, stage, serve, pull and apply the volumes of one pool',
     )
     .allowExcessArguments(false);
-  for (const o of OPTIONS)
-    command.option(
-      `--${o.flag}${o.value ? ` <${o.value}>` : ''}`,
-      `${o.help}${o.fallback ? ` (default: ${o.fallback})` : ''} [${o.env}]`,
-    );
+  declareOptions(command, OPTIONS);
   command.action(async (options: Record<string, string | boolean | undefined>) => {
-    // commander gives camelCase; the table has the flags as they are typed
-    const flags = Object.fromEntries(
-      OPTIONS.map((o) => [o.flag, options[o.flag.replace(/-(\w)/g, (_, c: string) => c.toUpperCase())]]),
-    );
+    const flags = flagsOf(OPTIONS, options);
     let config: ReturnType<typeof parseConfig>;
     try {
       config = parseConfig(flags, process.env);
