@@ -2,7 +2,7 @@
  * The controller as a whole: observe, decide, record, carry out, one volume at a time, as long as this process leads.
  * Nothing of it is kept here: what matters is in the cluster or with the agents, so that it can end at any moment.
  */
-import type { VolumeName } from '../lib/core/parts.ts';
+import type { PoolSpace, VolumeName } from '../lib/core/parts.ts';
 import { type AgentAddress, Agents, agentKey, READ_MS } from './act/agents.ts';
 import { type ActContext, applyPlan } from './act/apply.ts';
 import { FenceDriver } from './act/fence.ts';
@@ -20,6 +20,7 @@ import {
 import type { Clock, LeaderElection, Logger, Recorder, WorkQueue } from './cluster/types.ts';
 import { type HealthServer, startHealth } from './metrics.ts';
 import { type VolumeReport, World } from './observe.ts';
+import { askOwner } from './owner.ts';
 import { DEFAULT_OPTIONS, type PlanOptions } from './plan/types.ts';
 import { planVolume } from './plan/volume.ts';
 import { builtinGuard, proxyGuard } from './trigger/guard.ts';
@@ -268,12 +269,15 @@ export class Controller {
     if (this.asking.has(key)) return;
     this.asking.add(key);
     try {
-      const { volumes } = await this.agents.call<{ volumes: VolumeReport[] }>(pool, node, {
+      const { volumes, pool: space } = await this.agents.call<{
+        volumes: VolumeReport[];
+        pool?: PoolSpace | null;
+      }>(pool, node, {
         path: '/replication/volumes',
         timeoutMs: READ_MS,
         maxBytes: REPORT_BYTES,
       });
-      this.world.heard(pool, node, volumes);
+      this.world.heard(pool, node, volumes, space ?? null);
     } catch (error) {
       this.options.logger.debug({ pool, node, error: errorText(error) }, 'an agent did not answer');
     } finally {
@@ -319,6 +323,7 @@ export class Controller {
       this.memories.delete(key);
       return undefined;
     }
+    observed.workload = await askOwner(this.kube, observed, memory, this.options.clock, this.options.logger);
     const before = observed.object?.status?.epoch ?? 0;
     const plan = planVolume(observed);
     this.options.logger.debug(

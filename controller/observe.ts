@@ -2,7 +2,7 @@
  * What is: copies of the cluster's objects, cut down to what is decided from, and what the agents said last. `observe`
  * puts it together for one volume, as the planner wants it.
  */
-import type { ReplicaStatus, SourceStatus, VolumeName } from '../lib/core/parts.ts';
+import type { PoolSpace, ReplicaStatus, SourceStatus, VolumeName } from '../lib/core/parts.ts';
 import { type AgentAddress, type Agents, agentKey, agentOfPod } from './act/agents.ts';
 import type { FenceDriver } from './act/fence.ts';
 import type { VolumeMemory } from './act/memory.ts';
@@ -216,7 +216,7 @@ export function keepPod(pod: Pod): KeptPod {
               (status?.initContainerStatuses ?? []).some(
                 (one) => !sidecars.has(one.name) && one.state?.terminated?.reason !== 'Completed',
               ),
-            controlledBy: owner ? { kind: owner.kind, name: owner.name } : null,
+            controlledBy: owner ? { kind: owner.kind, name: owner.name, apiVersion: owner.apiVersion } : null,
             spec: templateOf(spec ?? {}),
           },
   };
@@ -244,6 +244,7 @@ interface Said {
   /** own clock */
   at: number;
   volumes: Map<string, VolumeReport>;
+  space: PoolSpace | null;
 }
 
 export interface WorldOptions {
@@ -421,10 +422,10 @@ export class World {
   }
 
   /** What an agent said of all its volumes, and whose looks change by it. */
-  heard(pool: string, node: string, volumes: readonly VolumeReport[]): void {
+  heard(pool: string, node: string, volumes: readonly VolumeReport[], space: PoolSpace | null = null): void {
     const at = agentKey(pool, node);
     const before = this.said.get(at);
-    const said: Said = { at: this.options.clock.boot(), volumes: new Map() };
+    const said: Said = { at: this.options.clock.boot(), volumes: new Map(), space };
     for (const one of volumes) said.volumes.set(`${one.namespace}/${one.volume}`, one);
     this.said.set(at, said);
     const keys = new Set([...said.volumes.keys(), ...(before?.volumes.keys() ?? [])]);
@@ -528,7 +529,7 @@ export class World {
           reportAgeMs: said === undefined ? null : now - said.at,
           volume,
           mounted: volume?.conditions.some((c) => c.type === 'InUse') ? true : null,
-          freeBytes: null,
+          freeBytes: said?.space?.freeBytes ?? null,
           freezer: fence.freezer(pool, one.node),
         };
       });

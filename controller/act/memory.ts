@@ -27,6 +27,8 @@ export class VolumeMemory {
 
   /** what the mirror object was last made to say, by this process */
   mirrored: string | null = null;
+  /** what the owner of a stuck pod said last */
+  owner: { key: string; at: number; wants: boolean } | null = null;
   /** looks in a row in which something failed */
   failures = 0;
 

@@ -152,6 +152,11 @@ export interface SubjectAccessReview extends KubeObject {
   status?: { allowed: boolean; denied?: boolean; reason?: string; evaluationError?: string };
 }
 
+/** A StatefulSet or a ReplicaSet, as far as it says how many pods it wants. */
+export interface PodOwner extends KubeObject {
+  spec?: { replicas?: number; ordinals?: { start?: number } };
+}
+
 export interface Secret extends KubeObject {
   data?: Record<string, string>;
   type?: string;
@@ -171,6 +176,8 @@ export const CLASSES = kind<StorageClass>('storage.k8s.io', 'v1', 'storageclasse
 export const LEASES = kind<Lease>('coordination.k8s.io', 'v1', 'leases', 'Lease', true);
 export const EVENTS = kind<CoreEvent>('', 'v1', 'events', 'Event', true);
 export const SECRETS = kind<Secret>('', 'v1', 'secrets', 'Secret', true);
+export const STATEFUL_SETS = kind<PodOwner>('apps', 'v1', 'statefulsets', 'StatefulSet', true);
+export const REPLICA_SETS = kind<PodOwner>('apps', 'v1', 'replicasets', 'ReplicaSet', true);
 export const TOKEN_REVIEWS = kind<TokenReview>(
   'authentication.k8s.io',
   'v1',

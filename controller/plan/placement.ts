@@ -56,6 +56,14 @@ export interface Placement {
 
 const byName = (a: string, b: string): number => (a < b ? -1 : a > b ? 1 : 0);
 
+/** Two digits, rounded up: a number that goes on changing must not change the status each time. */
+function roughly(bytes: number): string {
+  const [unit, name] = bytes >= 2 ** 30 ? [2 ** 30, 'GiB'] : [2 ** 20, 'MiB'];
+  const value = bytes / unit;
+  const step = 10 ** Math.max(0, Math.floor(Math.log10(value)) - 1);
+  return `${Number((Math.ceil(value / step) * step).toPrecision(2))} ${name}`;
+}
+
 /** Why a node cannot take a new copy; null: it can. */
 function newCopyProblem(node: PlacementNode, needBytes: number): string | null {
   if (node.deleting) return 'the node is being deleted';
@@ -63,7 +71,7 @@ function newCopyProblem(node: PlacementNode, needBytes: number): string | null {
   if (node.unschedulable) return 'the node is cordoned';
   if (!node.agentReady) return 'its agent is not ready';
   if (node.freeBytes !== null && node.freeBytes < needBytes)
-    return `its pool has ${Math.floor(node.freeBytes / 2 ** 20)} MiB free, ${Math.ceil(needBytes / 2 ** 20)} are needed`;
+    return `its pool has less than ${roughly(needBytes)} free`;
   return null;
 }
 

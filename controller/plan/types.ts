@@ -125,7 +125,7 @@ export interface ObservedPod {
   /** an init container (no sidecar) has not finished, or no container status is there yet */
   initializing: boolean;
   /** the owner with `controller: true`; null: a pod of nobody */
-  controlledBy: { kind: string; name: string } | null;
+  controlledBy: { kind: string; name: string; apiVersion?: string } | null;
   /** the claim is mounted read-only */
   readOnly: boolean;
   spec: PodTemplate;
@@ -236,11 +236,8 @@ export interface Observed {
   agents: readonly ObservedAgent[];
   fence: ObservedFence;
   memory: Memory;
-  /**
-   * The pod template of the workload that wants the claim, when no pod is there to read it from; `wants`: it wants at
-   * least one pod now. null: not known.
-   */
-  workload: { wants: boolean; template: PodTemplate | null } | null;
+  /** Whether the owner of the pods that `ownerToAsk` names still wants one; null: it was not asked, or cannot be. */
+  workload: { wants: boolean } | null;
   /** names of all nodes of the cluster, for checking a priority list */
   nodeNames: readonly string[];
   options: PlanOptions;

@@ -938,12 +938,13 @@ function refusedOf(would: FailoverDecision): SimpleVolumeStatus['refused'] {
   return refused.length === 0 ? undefined : refused;
 }
 
-/** Ages grow by themselves; a text that is kept in the status has none. */
+/** Ages grow by themselves and free space changes all the time; a text that is kept in the status has neither. */
 const steadyText = (text: string): string =>
   text
     .replace(/complete \d+\.\d s ago/g, 'complete too long ago')
     .replace(/ for \d+\.\d s\b/g, '')
-    .replace(/; at most the last \d+\.\d s are lost/g, '');
+    .replace(/; at most the last \d+\.\d s are lost/g, '')
+    .replace(/(pool space: \S+ are needed), \S+ are free/g, '$1, there is less');
 
 interface Outcome {
   moving: 'planned' | 'failover' | null;

@@ -22,6 +22,42 @@ const isBroken = (pod: ObservedPod): boolean =>
   (pod.restarts > 0 ||
     pod.waiting.some((reason) => reason === 'CrashLoopBackOff' || reason === 'RunContainerError'));
 
+/** A pod of a controller that is being deleted on the active node, whose kubelet is gone, when no other pod is wanted yet. */
+function stuckPod(o: Observed, activeNode: string | null): ObservedPod | null {
+  const live = o.pods.filter(isLive);
+  if (activeNode === null || live.some((pod) => !pod.deleting)) return null;
+  if (o.nodes.find((node) => node.name === activeNode)?.ready === true) return null;
+  return live.find((pod) => pod.node === activeNode && pod.controlledBy !== null) ?? null;
+}
+
+/**
+ * The owner to be asked whether it wants a pod at all: the one case in which the pods do not tell. In every other one
+ * a pod that is wanted is there, at the latest when its owner has made it, and nobody is served before.
+ */
+export function ownerToAsk(
+  o: Observed,
+): { kind: 'StatefulSet' | 'ReplicaSet'; name: string; pod: string } | null {
+  const pod = stuckPod(o, o.object?.status?.activeNode ?? null);
+  const owner = pod?.controlledBy;
+  if (!pod || !owner || owner.apiVersion?.startsWith('apps/') !== true) return null;
+  return owner.kind === 'StatefulSet' || owner.kind === 'ReplicaSet'
+    ? { kind: owner.kind, name: owner.name, pod: pod.name }
+    : null;
+}
+
+/** Whether a StatefulSet with these numbers wants the pod of this name, a ReplicaSet any pod. */
+export function wantsPod(
+  owner: { kind: 'StatefulSet' | 'ReplicaSet'; pod: string },
+  found: { replicas?: number; start?: number; deleting: boolean } | null,
+): boolean {
+  if (found === null || found.deleting) return false;
+  const replicas = found.replicas ?? 1;
+  if (owner.kind === 'ReplicaSet') return replicas > 0;
+  const ordinal = Number(/-(\d+)$/.exec(owner.pod)?.[1] ?? Number.NaN);
+  const start = found.start ?? 0;
+  return Number.isNaN(ordinal) || (ordinal >= start && ordinal < start + replicas);
+}
+
 function causeOf(live: readonly ObservedPod[], o: Observed, activeNode: string | null): WorkloadCause {
   const staying = live.filter((pod) => !pod.deleting);
   const here = staying.filter((pod) => pod.node === activeNode);
@@ -38,11 +74,8 @@ function causeOf(live: readonly ObservedPod[], o: Observed, activeNode: string |
   if (unscheduled.some((pod) => pod.unschedulable || leaving)) return 'unschedulable';
   if (staying.length > 0) return 'pending';
   // What is left is being deleted. On a node that answers it just ends; on a dead one it stays until somebody acts, and
-  // a StatefulSet makes no other pod before.
-  const dead = (name: string | null): boolean => o.nodes.find((node) => node.name === name)?.ready !== true;
-  if (live.some((pod) => pod.node === activeNode && pod.controlledBy !== null && dead(pod.node)))
-    return 'unhealthy';
-  if (o.workload?.wants === true) return 'no-pod';
+  // a StatefulSet makes no other pod before. One that was scaled down wants none: nothing is lost by waiting.
+  if (stuckPod(o, activeNode) !== null) return o.workload?.wants === false ? 'no-demand' : 'unhealthy';
   return o.pods.length > live.length ? 'completed' : 'no-demand';
 }
 
@@ -61,6 +94,6 @@ export function judgeWorkload(o: Observed, activeNode: string | null): Workload 
     cause: causeOf(live, o, activeNode),
     waitingOn: users.length === 0 ? (elsewhere[0]?.node ?? null) : null,
     users,
-    templates: given.length > 0 ? given : o.workload?.template ? [o.workload.template] : [],
+    templates: given,
   };
 }

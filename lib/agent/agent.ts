@@ -17,6 +17,7 @@ import {
   type Logger,
   type Offer,
   type OfferedPack,
+  type PoolSpace,
   type Puller,
   type ServedVolume,
   type SourceStatus,
@@ -667,6 +668,10 @@ export class Agent implements AgentApi {
 
   volumes(): VolumeStatus[] {
     return this.#entries().flatMap((e) => (e.source || e.replica ? [e.status()] : []));
+  }
+
+  async poolSpace(): Promise<PoolSpace | null> {
+    return (await this.#open?.pool.space()) ?? null;
   }
 
   volume(name: VolumeName): VolumeStatus {

@@ -5,6 +5,7 @@ import type {
   Condition,
   Offer,
   OfferedPack,
+  PoolSpace,
   ReplicaStatus,
   SourceStatus,
   SyncRequest,
@@ -83,6 +84,8 @@ export interface AgentApi {
   ): Promise<{ generation: string; quiescent: boolean; confirmed: string[] }>;
   force(name: VolumeName, epoch: number | null, condition: string): Promise<VolumeStatus>;
   volumes(): VolumeStatus[];
+  /** null: the pool is not open, or its file system does not say */
+  poolSpace(): Promise<PoolSpace | null>;
   volume(name: VolumeName): VolumeStatus;
   backups(name: VolumeName): Promise<Backup[]>;
   removeBackup(name: VolumeName, stamp: string): Promise<void>;

@@ -15,12 +15,12 @@ import {
   statSync,
   writeSync,
 } from 'node:fs';
-import { rm, writeFile } from 'node:fs/promises';
+import { rm, statfs, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { SimpleVolumeError } from '../core/errors.ts';
 import { checkName } from '../core/names.ts';
-import type { VolumeName, VolumePaths } from '../core/parts.ts';
+import type { PoolSpace, VolumeName, VolumePaths } from '../core/parts.ts';
 
 export const MARKER = '.simple-volume-pool';
 const FORMAT = 1;
@@ -220,6 +220,16 @@ export class Pool {
       return null;
     } catch (error) {
       return `the pool ${this.path} cannot be written: ${(error as NodeJS.ErrnoException).code ?? error}`;
+    }
+  }
+
+  /** null when the file system does not say. */
+  async space(): Promise<PoolSpace | null> {
+    try {
+      const { bavail, blocks, bsize } = await statfs(this.path);
+      return { freeBytes: bavail * bsize, totalBytes: blocks * bsize };
+    } catch {
+      return null;
     }
   }
 

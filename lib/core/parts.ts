@@ -162,6 +162,13 @@ export interface TargetStatus {
   lastAnswerMs: number | null;
 }
 
+/** Room of a pool as its file system counts it, bytes. */
+export interface PoolSpace {
+  /** for what the agent may write: reserved blocks are left out */
+  freeBytes: number;
+  totalBytes: number;
+}
+
 export interface SourceStatus extends VolumeName {
   role: 'active';
   state: 'starting' | 'scanning' | 'watching' | 'sealing' | 'held' | 'stopped' | 'failed';

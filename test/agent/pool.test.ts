@@ -92,6 +92,11 @@ t.test('A12, D31: a pool that loses its marker is not ready and deletes nothing 
       }
     });
     t.equal((await fetch(`${a.url}/healthz`)).status, 200, 'it is alive all the same');
+    t.same(
+      await a.call('GET', '/replication/volumes'),
+      { volumes: [], pool: null },
+      'the room of what is mounted there instead is not told as its own',
+    );
     t.notOk(fs.existsSync(marker), 'no new marker was written');
     t.notOk(fs.existsSync(path.join(a.pool, 'pool')), 'no new tree was made');
     t.same(compareTrees(before, await tree(b.live(volume))), [], 'the replica is as it was');
@@ -104,6 +109,16 @@ t.test('A12, D31: a pool that loses its marker is not ready and deletes nothing 
   await cluster.settle('a', volume);
   t.same(await differences(cluster, volume, 'a', 'b'), []);
   await a.call('POST', '/replication/watch/stop', volume);
+});
+
+t.test('B14: the agent tells how much room its pool has', async (t) => {
+  const { pool } = await a.call<{ pool: { freeBytes: number; totalBytes: number } }>(
+    'GET',
+    '/replication/volumes',
+  );
+  const real = fs.statfsSync(a.pool);
+  t.equal(pool.totalBytes, real.blocks * real.bsize);
+  t.ok(Math.abs(pool.freeBytes - real.bavail * real.bsize) < 2 ** 30, `${pool.freeBytes}`);
 });
 
 t.test('A12: a live tree that was moved away is no deletion, and is told of', async (t) => {

@@ -87,6 +87,19 @@ tap.test('the controller', { skip: noKube(), timeout: 60_000 }, async (t) => {
     },
   );
 
+  await t.test('a node whose pool is full gets no copy, one that has room does (B14)', async (t) => {
+    const roomy = agents.agent('b').space;
+    agents.agent('b').space = { freeBytes: 1000, totalBytes: roomy.totalBytes };
+    await new Promise((resolve) => setTimeout(resolve, 700));
+    await cluster.claim('roomy', FAILOVER);
+    await cluster.workload('roomy', 'a');
+    const { status } = await cluster.settled('roomy', 1);
+    t.strictSame(status?.promotable?.nodes, ['c']);
+    agents.agent('b').space = roomy;
+    await cluster.settled('roomy', 2);
+    await cluster.end('roomy');
+  });
+
   await t.test('at rest nothing is written and agents are told nothing again', async (t) => {
     await new Promise((resolve) => setTimeout(resolve, 1500));
     const [calls, requests] = [agents.seen.length, controller.kube.counters.requests];

@@ -59,6 +59,7 @@ export class PlayedAgent {
   /** generations stop travelling from here */
   cut = false;
   fullSyncMs = 50;
+  space = { freeBytes: 2 ** 40, totalBytes: 2 ** 41 };
   private readonly cluster: PlayedAgents;
   private readonly runs = new Map<string, { volume: string; ends: number }>();
   private server: http.Server | null = null;
@@ -177,7 +178,7 @@ export class PlayedAgent {
     }
     switch (path) {
       case '/replication/volumes':
-        return { volumes: [...this.volumes.values()].map((one) => this.report(one)) };
+        return { volumes: [...this.volumes.values()].map((one) => this.report(one)), pool: this.space };
       case '/replication/watch/start':
         return this.watchStart(body);
       case '/replication/watch/stop': {

@@ -146,7 +146,7 @@ t.test(
     ];
     const { unfit, ...rest } = look({ nodes });
     t.match(rest, { nodes: ['f'], missing: 0 });
-    t.match(unfit, { b: /cordoned/, c: /0 MiB free/, d: /agent/, e: /deleted/ });
+    t.match(unfit, { b: /cordoned/, c: /less than 1 MiB free/, d: /agent/, e: /deleted/ });
     t.end();
   },
 );

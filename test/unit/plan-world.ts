@@ -178,6 +178,7 @@ export class World {
   recreate: 'selector' | 'anywhere' | 'never' = 'selector';
   /** the scheduler says nothing of pods that it cannot place */
   mute = false;
+  workload: Observed['workload'] = null;
   decisions = 0;
   events: PlannedEvent[] = [];
   log: string[] = [];
@@ -243,7 +244,7 @@ export class World {
       agents: this.agents,
       fence: this.fence,
       memory: this.memory,
-      workload: null,
+      workload: this.workload,
       nodeNames: this.nodes.map((one) => one.name),
       options: { ...DEFAULT_OPTIONS },
     });
@@ -427,7 +428,7 @@ export class World {
       case 'deletePod': {
         const one = this.pods.find((candidate) => candidate.uid === action.uid);
         if (one === undefined) return;
-        const dead = one.node !== null && !this.on(one.node).ready;
+        const dead = one.node !== null && this.on(one.node)?.ready !== true;
         if (dead && !action.force) one.deleting = true;
         else this.remove(one);
         return;

@@ -96,6 +96,76 @@ t.test(
   },
 );
 
+t.test('B4: a dead node whose pod nobody has marked: NotReady alone starts the grace period', (t) => {
+  for (const gone of [false, true]) {
+    const world = atRest();
+    Object.assign(world.agent('a'), { reachable: false });
+    // The API keeps the last word of the kubelet: Running and Ready, not being deleted.
+    if (gone) world.nodes = world.nodes.filter((one) => one.name !== 'a');
+    else world.on('a').ready = false;
+    for (let i = 0; i < 9; i += 1) world.step();
+    t.equal(world.status.epoch, 1, 'not within the grace period');
+    t.match(world.condition('WorkloadHealthy'), { status: 'False', message: /a is not Ready/ });
+    t.match(world.pods[0], { name: 'game-0', ready: true, deleting: false, phase: 'Running' });
+    for (let i = 0; i < 6; i += 1) world.step();
+    t.match(world.status, { activeNode: 'b', epoch: 2 }, gone ? 'node object deleted' : 'node not Ready');
+    world.settle();
+    t.match(world.pods, [{ node: 'b', phase: 'Running' }]);
+  }
+  t.end();
+});
+
+t.test('B7: a kubelet that is away for less than the grace period is no failure', (t) => {
+  const world = atRest();
+  for (let round = 0; round < 5; round += 1) {
+    world.on('a').ready = false;
+    for (let i = 0; i < 6; i += 1) world.step();
+    world.on('a').ready = true;
+    for (let i = 0; i < 6; i += 1) world.step();
+  }
+  t.match(world.status, { activeNode: 'a', epoch: 1 }, 'the times are not added up');
+  t.end();
+});
+
+t.test('B4: pods that the kubelet was starting when its node died do not hold the failover', (t) => {
+  for (const change of [
+    { phase: 'Pending', ready: false, initializing: true },
+    { phase: 'Pending', ready: false, waiting: ['ContainerCreating'] },
+    { ready: false },
+  ] as const) {
+    const world = atRest();
+    Object.assign(world.pods[0] as object, change);
+    world.on('a').ready = false;
+    world.agent('a').reachable = false;
+    for (let i = 0; i < 15; i += 1) world.step();
+    t.match(world.status, { activeNode: 'b', epoch: 2 });
+  }
+  t.end();
+});
+
+t.test('B6/B22: a drained node: pods that the scheduler has not spoken of yet do not hold the move', (t) => {
+  const world = atRest();
+  world.mute = true;
+  world.on('a').unschedulable = true;
+  // kubectl drain: the pod is evicted before the first look.
+  world.pods = [pod('game-0', null, { phase: 'Pending', ready: false, createdAt: world.now, uid: 'next' })];
+  world.settle();
+  t.match(world.status, { activeNode: 'b', epoch: 2, promotion: { planned: true } });
+  t.match(world.pods, [{ node: 'b', phase: 'Running' }]);
+  t.end();
+});
+
+t.test('B6/B7: a pod that is still starting on a cordoned node is moved once it runs or is evicted', (t) => {
+  const world = atRest();
+  const starting = pod('game-0', 'a', { phase: 'Pending', ready: false, initializing: true, uid: 'slow' });
+  world.pods = [starting];
+  world.on('a').unschedulable = true;
+  world.settle();
+  t.match(world.status, { activeNode: 'b', epoch: 2, promotion: { planned: true } });
+  t.match(world.pods, [{ node: 'b', phase: 'Running' }]);
+  t.end();
+});
+
 t.test('the lease of the lost node is withheld, and nothing is written before it has ended', (t) => {
   const world = atRest();
   Object.assign(world.on('a'), { ready: false });
@@ -622,6 +692,42 @@ t.test(
     t.end();
   },
 );
+
+t.test('B14: a node whose pool is full is not promoted, and its free bytes cost no writes', (t) => {
+  const world = atRest();
+  world.agent('b').freeBytes = 1000;
+  world.step();
+  t.match(world.status, {
+    wouldFailOverTo: 'c',
+    refused: [{ node: 'b', cause: 'NO_FIT', message: /pool space: 64Mi are needed/ }],
+  });
+  const before = structuredClone(world.status);
+  for (const free of [2000, 3 * 2 ** 20, 2 ** 25]) {
+    world.agent('b').freeBytes = free;
+    world.step(10);
+    t.same(world.status.refused, before.refused);
+  }
+  world.kill('a');
+  world.settle();
+  t.equal(world.status.activeNode, 'c');
+  t.end();
+});
+
+t.test('B14: a pool without room gets no new copy, and why is told in steady words', (t) => {
+  const world = atRest(['a', 'b'], REPLICATED);
+  world.nodes.push(node('c'));
+  world.agents.push({ ...world.agent('b'), node: 'c', url: 'http://c:8080', volume: null, freeBytes: 10 });
+  world.annotate({ 'replication-replicas': '2' });
+  world.settle();
+  t.match(world.condition('Replicating'), {
+    reason: 'TooFewNodes',
+    message: /c: its pool has less than 65 MiB/,
+  });
+  world.agent('c').freeBytes = 2 ** 40;
+  world.settle();
+  t.equal(world.status.replicas?.length, 2);
+  t.end();
+});
 
 t.test('B14: the node that is promoted fits the workload', (t) => {
   const world = atRest();

@@ -5,7 +5,10 @@ import { BACKUP_PARAMS, NAME_PARAMS, NAME_QUERY } from '../schemas.ts';
 
 /** State of the volumes on this node, in either role, and the backups of what a returning node had. */
 export function volumeRoutes(app: FastifyInstance, api: AgentApi): void {
-  app.get('/replication/volumes', async () => ({ volumes: api.volumes() }));
+  app.get('/replication/volumes', async () => ({
+    volumes: api.volumes(),
+    pool: await api.poolSpace(),
+  }));
   app.get<{ Params: { ns: string; vol: string } }>(
     '/replication/volumes/:ns/:vol',
     { schema: { params: NAME_PARAMS } },
