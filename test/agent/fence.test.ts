@@ -140,7 +140,7 @@ t.test('replicas become promotable in two steps, and hold their promises', async
   t.match(await leader.consent('b', { volume: 'unknown' }), { consent: false, code: 'UNKNOWN' });
 });
 
-t.test('a control plane that is away freezes nobody while all replicas can be reached', async (t) => {
+t.test('D32: a control plane that is away freezes nobody while all replicas can be reached', async (t) => {
   leader.stop();
   await sleep(LEASE + 1_500);
   t.ok((await remaining('a')) > 0, `${await remaining('a')} ms are left`);
@@ -171,7 +171,7 @@ t.test('the set that was acknowledged survives a restart of the agent', async (t
   await waitFor('a is renewed', async () => (await remaining('a')) > 0, 5_000);
 });
 
-t.test('a dead node: promoted when every lease has surely ended, and never before', async (t) => {
+t.test('D32: a dead node: promoted when every lease has surely ended, and never before', async (t) => {
   await waitFor('nothing of the take-over is waited for', () => leader.fence.fenceWaitMs(V, now()) !== null);
   await agent('a').end('SIGKILL');
   const died = now();

@@ -11,7 +11,7 @@ import { LEASE, SYSTEM, TestCluster, until } from './test-cluster.ts';
 
 const ROOT = path.join(import.meta.dirname, '../..');
 
-tap.test('two controllers', { skip: noKube(), timeout: 60_000 }, async (t) => {
+tap.test('two controllers: one decides (B21)', { skip: noKube(), timeout: 60_000 }, async (t) => {
   const cluster = await TestCluster.start({ nodes: ['a', 'b', 'c'] });
   const token = path.join(cluster.server.folder, 'agents-token');
   writeFileSync(token, cluster.agents.token, { mode: 0o600 });
@@ -62,7 +62,7 @@ tap.test('two controllers', { skip: noKube(), timeout: 60_000 }, async (t) => {
   t.equal(await leader(), 'one');
 
   await t.test(
-    'the leader is paused, the other one fails the volume over, the first one goes on',
+    'the leader is paused, the other one fails the volume over by what the copies say, the first one goes on (B2, B21)',
     async (t) => {
       children.get('one')?.child.kill('SIGSTOP');
       await until('the other one leads', async () => (await leader()) === 'two');

@@ -100,7 +100,7 @@ tap.test('the controller', { skip: noKube(), timeout: 60_000 }, async (t) => {
     await cluster.end('roomy');
   });
 
-  await t.test('at rest nothing is written and agents are told nothing again', async (t) => {
+  await t.test('at rest nothing is written or read, and agents are told nothing again (H4)', async (t) => {
     await new Promise((resolve) => setTimeout(resolve, 1500));
     const [calls, requests] = [agents.seen.length, controller.kube.counters.requests];
     await new Promise((resolve) => setTimeout(resolve, 3000));

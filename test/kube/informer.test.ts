@@ -97,7 +97,7 @@ t.test('informers', { skip: noKube() }, async (t) => {
     },
   );
 
-  await t.test('a restart of the API server: it goes on, and nothing is missed', async (t) => {
+  await t.test('a restart of the API server: it goes on, and nothing is missed (D46)', async (t) => {
     const informer = copy(kube);
     await informer.whenSynced();
     await set('c-1', { a: 'before' });
@@ -158,7 +158,7 @@ t.test('informers', { skip: noKube() }, async (t) => {
     await wire.stop();
   });
 
-  await t.test('an API server that answers badly is not asked in a storm', async (t) => {
+  await t.test('an API server that answers badly is not asked in a storm (D46)', async (t) => {
     const proxy = await RequestProxy.start(server.url, server.certificate);
     const own = kubeOf(server.writeKubeconfig('storm', { url: proxy.url }));
     const informer = copy(own, { backoffMs: { first: 100, longest: 800 } });

@@ -466,6 +466,10 @@ export class TestCluster {
     };
   }
 
+  async controllerOf(options: ControllerOptions): Promise<Controller> {
+    return await Controller.start(options);
+  }
+
   async controller(identity = 'one', more: Partial<ControllerOptions> = {}): Promise<Controller> {
     return await Controller.start(this.options(identity, more));
   }

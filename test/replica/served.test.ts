@@ -52,7 +52,7 @@ t.test('B1: an idle volume stays fresh by the beat alone', async (t) => {
 });
 
 t.test(
-  'freshness survives a restart of the agent exactly, a reboot by the wall clock, which it says',
+  'B2: freshness survives a restart of the agent exactly, a reboot by the wall clock, which it says',
   async (t) => {
     const w = await world();
     t.teardown(() => w.close());

@@ -221,3 +221,27 @@ t.test('a file that cannot be read at the beginning of the walk is still known a
   t.strictSame(rig.source.generation(), { epoch: 2, seq: 2 });
   t.strictSame(same(rig), []);
 });
+
+t.test('an idle volume is not walked, and a change reads what changed (C12)', async (t) => {
+  const { rig, counted } = await begun(t, (live) => fill(live, 20, 100), 100_000);
+  await rig.source.flush();
+  const first = counted.scanned;
+  t.ok(first >= 2021);
+  await new Promise((resolve) => setTimeout(resolve, 1500));
+  t.equal(counted.scanned, first, 'many debounces later nothing has been looked at again');
+  appendFileSync(join(rig.live, 'd3/f7'), 'x');
+  await until('the change is sealed', () => rig.sealed.length === 2);
+  t.ok(counted.scanned - first <= 2, `${counted.scanned - first} entries scanned for one change`);
+  t.strictSame(same(rig), []);
+});
+
+t.test('a burst of many more files than a batch takes in arrives whole (C13)', async (t) => {
+  const { rig } = await begun(t, () => {}, 600);
+  await rig.source.flush();
+  fill(rig.live, 10, 500); // as tar would unpack it, while batches run
+  await rig.source.flush();
+  t.strictSame(same(rig), []);
+  t.ok(rig.sealed.length >= 2);
+  t.ok(rig.source.complete());
+  t.strictSame(rig.source.status().conditions, []);
+});

@@ -648,7 +648,7 @@ t.test('stop waits for the batch that is running (C14)', async (t) => {
   t.equal(rig.source.status().state, 'stopped');
 });
 
-t.test('live consistency: no shadow, the index alone, served from the live tree', async (t) => {
+t.test('live consistency: no shadow, the index alone, served from the live tree (A26, A27)', async (t) => {
   const policy = { ...QUICK, consistencyMode: 'live' as const };
   const rig = await started(
     t,
@@ -835,3 +835,32 @@ for (const [consistencyMode, batchLimit] of [
       );
     },
   );
+
+t.test('it says that it watches when it does: what comes from then on is seen (C15)', async (t) => {
+  const rig = makeRig();
+  t.teardown(() => rig.close());
+  for (let i = 0; i < 40; i++) mkdirSync(join(rig.live, `a${i}/b/c`), { recursive: true });
+  await rig.source.recover();
+  t.equal(rig.source.status().state, 'stopped');
+  await rig.source.start(QUICK, 1);
+  t.notOk(
+    ['watching', 'stopped'].includes(rig.source.status().state),
+    'nothing is claimed before it is true',
+  );
+  await until('it says so', () => rig.source.status().state === 'watching');
+  t.equal(rig.source.status().watch.directories, 121, 'each directory has its watch by then');
+  for (let i = 0; i < 40; i++) writeFileSync(join(rig.live, `a${i}/b/c/at-once`), `${i}`);
+  await until('all is found by its events', () => rig.store.totals().entries === 161);
+  await rig.source.flush();
+  t.strictSame(same(rig), []);
+});
+
+t.test('a start that cannot watch says so at once, not at the next look (C15)', async (t) => {
+  const rig = makeRig();
+  t.teardown(() => rig.close());
+  await rig.source.recover();
+  rmSync(rig.live, { recursive: true });
+  await rig.source.start(QUICK, 1).catch(() => {});
+  t.equal(rig.source.status().state, 'held');
+  t.not(conditions(rig).length, 0);
+});

@@ -95,7 +95,7 @@ t.test('a full offer: manifest of everything, packs that the replica can verify'
 });
 
 t.test(
-  'a difference: what changed, what is gone, what moved, and only the changed runs of a large file',
+  'H2: a difference: what changed, what is gone, what moved, and only the changed runs of a large file',
   async (t) => {
     const lab = await startLab(t.testdir());
     t.teardown(() => lab.close());

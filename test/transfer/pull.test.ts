@@ -448,3 +448,44 @@ t.test(
     }
   },
 );
+
+t.test('H1: thousands of small files cost a handful of rclone processes, not one each', async (t) => {
+  const folder = t.testdir({ lab: {} });
+  const counted = path.join(folder, 'rclone');
+  const runs = path.join(folder, 'runs');
+  await writeFile(counted, `#!/bin/sh\necho run >> '${runs}'\nexec '${binary}' "$@"\n`, { mode: 0o755 });
+  const { lab, puller, source } = await setUp(t, path.join(folder, 'lab'), { rclone: () => counted });
+  const base = path.dirname(lab.volume.root);
+  for (let i = 0; i < 2000; i++) await writeFile(`${lab.volume.root}/f${i}`, `content ${i}`);
+  await lab.volume.seal();
+  const offer = await puller.offer(source, want, signal);
+  const { ordinals } = await allFiles(puller, source, offer, path.join(base, 'manifest'));
+  t.equal(ordinals.length, 2000);
+  let bytes = 0;
+  for (const pack of await puller.needs(source, offer, ordinals, signal))
+    await puller.pack(
+      source,
+      offer,
+      pack,
+      async (chunk) => {
+        bytes += chunk.length;
+      },
+      signal,
+    );
+  t.ok(bytes > 2000 * 10);
+  const count = (await readFile(runs, 'utf8')).trim().split('\n').length;
+  t.ok(count <= 3, `${count} processes`);
+});
+
+t.test('A20: what is not there is never a success', async (t) => {
+  const { lab, puller, source } = await setUp(t, t.testdir());
+  await lab.volume.seal();
+  const offer = await puller.offer(source, want, signal);
+  const file = path.join(path.dirname(lab.volume.root), 'manifest');
+  const gone = { ...offer, id: '0'.repeat(32), webdavPath: `/transfer/${'0'.repeat(32)}/` };
+  await t.rejects(puller.manifest(source, gone, file, signal), { code: 'PULL_FAILED' });
+  await t.rejects(
+    puller.pack(source, offer, { name: 'pack-0999', bytes: 10, items: 1 }, async () => {}, signal),
+    { code: 'PULL_FAILED' },
+  );
+});

@@ -165,21 +165,24 @@ t.test('unknown keys are reported with near names, others’ annotations are not
   t.end();
 });
 
-t.test('D41: unknown nodes of a priority list are warnings, what cannot work together is one too', (t) => {
-  const { warnings, errors, policy } = parse({ 'failover-node-priority': 'a,zz' }, ['a', 'b']);
-  t.same(errors, []);
-  t.same(policy.nodePriority, ['a', 'zz'], 'the list is kept: the node may come');
-  t.match(warnings, [{ key: `${P}failover-node-priority`, message: /no node "zz"/ }]);
-  t.match(parse({ 'failover-enabled': 'true' }).warnings[0]?.message, /no copy to fail over to/);
-  t.match(
-    parse({ 'failover-enabled': 'true', 'replication-enabled': 'true', 'replication-debounce': '1m' })
-      .warnings[0]?.message,
-    /5m behind.*only 2m/,
-  );
-  const more = parse({ 'replication-replicas': '1', 'replication-confirmed-replicas': '2' });
-  t.match(more.errors[0]?.allowed, /at most the number of copies.*1/, 'A25');
-  t.end();
-});
+t.test(
+  'D41/A25: unknown nodes of a priority list are warnings, what cannot work together is one too',
+  (t) => {
+    const { warnings, errors, policy } = parse({ 'failover-node-priority': 'a,zz' }, ['a', 'b']);
+    t.same(errors, []);
+    t.same(policy.nodePriority, ['a', 'zz'], 'the list is kept: the node may come');
+    t.match(warnings, [{ key: `${P}failover-node-priority`, message: /no node "zz"/ }]);
+    t.match(parse({ 'failover-enabled': 'true' }).warnings[0]?.message, /no copy to fail over to/);
+    t.match(
+      parse({ 'failover-enabled': 'true', 'replication-enabled': 'true', 'replication-debounce': '1m' })
+        .warnings[0]?.message,
+      /5m behind.*only 2m/,
+    );
+    const more = parse({ 'replication-replicas': '1', 'replication-confirmed-replicas': '2' });
+    t.match(more.errors[0]?.allowed, /at most the number of copies.*1/, 'A25');
+    t.end();
+  },
+);
 
 t.test(
   'patterns are split at commas outside braces and brackets, an unclosed one holds nothing back',

@@ -329,3 +329,22 @@ t.test('with no confirmation wanted the newest counts as delivered', async (t) =
   delivery.sealed(g(3), 1);
   t.strictSame(delivery.delivered(), g(3));
 });
+
+t.test('C17: what one target answers changes nothing of what another one failed at', async (t) => {
+  const { http, delivery, taken } = rig();
+  delivery.sealed(g(1), 1);
+  await turn();
+  await http.only('//b').refuse('INTERNAL', 500);
+  await http.only('//c').answer(taken);
+  delivery.holds('c', g(1), 'idle');
+  t.match(delivery.status(), [
+    { node: 'b', confirmed: null, lastError: /refused: INTERNAL/ },
+    { node: 'c', confirmed: '1-1', lastError: null },
+  ]);
+  // and the other way round
+  delivery.sealed(g(2), 2);
+  await turn();
+  await http.only('//b').answer(taken);
+  await http.only('//c').refuse('INTERNAL', 500);
+  t.match(delivery.status(), [{ lastError: null }, { confirmed: '1-1', lastError: /refused/ }]);
+});

@@ -1,4 +1,5 @@
 import t from 'tap';
+import { FULL_SYNCS, Turns } from '../../controller/act/operations.ts';
 import { atRest, REPLICATED, START, type World } from './plan-world.ts';
 
 const end = (world: World, state: 'done' | 'failed' = 'done', error: string | null = null): void => {
@@ -8,7 +9,7 @@ const last = (world: World) => world.status.lastFullSync;
 const asked = (world: World): number => world.log.filter((id) => id.startsWith('fullSync:')).length;
 
 t.test(
-  'on start: once for each epoch, on every copy, and not again after a restart of the controller',
+  'H7: on start: once for each epoch, on every copy, and not again after a restart of the controller',
   (t) => {
     const world = atRest(['a', 'b', 'c'], { ...REPLICATED, 'replication-full-sync-on-start': 'true' });
     t.match(last(world), { trigger: 'Start' });
@@ -23,7 +24,7 @@ t.test(
     const before = last(world)?.id;
     world.memory.fullSyncs = [];
     world.settle();
-    t.equal(last(world)?.id, before, 'H7: a new leader runs none');
+    t.equal(last(world)?.id, before, 'a new leader runs none');
     world.kill('a');
     world.settle();
     t.equal(world.status.epoch, 2);
@@ -178,4 +179,24 @@ t.test('a run that hangs ends after a day', (t) => {
   world.settle();
   t.match(last(world), { outcome: 'Failed', message: /not done after 24 h/ });
   t.end();
+});
+
+t.test('H7: full syncs of many volumes take turns', async (t) => {
+  const turns = new Turns(FULL_SYNCS);
+  let running = 0;
+  let most = 0;
+  const ended: number[] = [];
+  await Promise.allSettled(
+    Array.from({ length: 20 }, (_, i) =>
+      turns.take(async () => {
+        most = Math.max(most, ++running);
+        await new Promise((resolve) => setTimeout(resolve, 2));
+        running--;
+        ended.push(i);
+        if (i % 3 === 0) throw new Error('a run that fails gives its turn back');
+      }),
+    ),
+  );
+  t.equal(most, FULL_SYNCS);
+  t.same(ended, [...Array(20).keys()], 'in order of arrival');
 });

@@ -377,6 +377,38 @@ t.test('A11/B11: with the source dead a pod that landed elsewhere does not decid
   t.end();
 });
 
+t.test('B2: a controller that has just begun knows from the copies how fresh they are', (t) => {
+  const world = atRest();
+  // The old one was on the node that is lost, with all that it remembered.
+  world.kill('a');
+  world.memory = { prepared: [], caughtUp: [], fullSyncs: [], manualSyncs: [] };
+  world.fence.acknowledged = null;
+  for (const name of ['a', 'b', 'c']) world.agent(name).reportAgeMs = null;
+  for (const name of ['b', 'c']) world.agent(name).reachable = false;
+  for (let i = 0; i < 12; i += 1) {
+    world.step();
+    for (const name of ['a', 'b', 'c']) world.agent(name).reportAgeMs = null;
+  }
+  t.equal(world.status.epoch, 1, 'nothing is promoted by what was true once');
+  for (const name of ['b', 'c']) Object.assign(world.agent(name), { reachable: true, reportAgeMs: 100 });
+  world.settle();
+  t.match(world.status, { activeNode: 'b', epoch: 2 });
+  t.end();
+});
+
+t.test('D32: a controller that reaches no agent moves nothing while the nodes are Ready', (t) => {
+  const world = atRest();
+  for (const agent of world.agents) agent.reachable = false;
+  for (let i = 0; i < 40; i += 1) {
+    const plan = world.step();
+    t.notOk(plan.actions.some((one) => one.kind === 'decide' || one.kind === 'deletePod'));
+    t.notOk(plan.withholdLease);
+  }
+  t.match(world.status, { activeNode: 'a', epoch: 1 });
+  t.match(world.condition('Ready'), { status: 'False', reason: 'AgentUnreachable' });
+  t.end();
+});
+
 t.test('B10: a debug pod on another node moves nothing while the workload is healthy', (t) => {
   const world = atRest();
   world.pods.push(pod('aaa-debug', 'c', { phase: 'Pending', ready: false, controlledBy: null }));
