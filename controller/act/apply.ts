@@ -18,6 +18,7 @@ import {
   VOLUMES,
 } from '../cluster/index.ts';
 import type { Clock, Logger, ObjectReference, Recorder, SimpleVolume } from '../cluster/types.ts';
+import { canonical } from '../plan/conditions.ts';
 import {
   type Action,
   type ActionBody,
@@ -59,15 +60,6 @@ export interface Applied {
 }
 
 type Of<K extends ActionBody['kind']> = Extract<ActionBody, { kind: K }>;
-
-/** As JSON with sorted keys: what the API server would keep. */
-export function canonical(value: unknown): string {
-  return JSON.stringify(value, (_, one: unknown) =>
-    one !== null && typeof one === 'object' && !Array.isArray(one)
-      ? Object.fromEntries(Object.entries(one).sort(([a], [b]) => (a < b ? -1 : 1)))
-      : one,
-  );
-}
 
 /** Carries out one plan of one volume. Throws only when this process does not lead (any more). */
 export async function applyPlan(

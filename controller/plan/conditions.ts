@@ -9,6 +9,15 @@ const MAX_CONDITIONS = 32;
 export const shorten = (text: string, max: number): string =>
   text.length <= max ? text : `${text.slice(0, max - 1)}…`;
 
+/** As JSON with sorted keys: the API server gives objects back with their keys in an order of its own. */
+export function canonical(value: unknown): string {
+  return JSON.stringify(value, (_, one: unknown) =>
+    one !== null && typeof one === 'object' && !Array.isArray(one)
+      ? Object.fromEntries(Object.entries(one).sort(([a], [b]) => (a < b ? -1 : 1)))
+      : one,
+  );
+}
+
 /** RFC 3339 in whole seconds. */
 export const stamp = (ms: number): string => new Date(ms).toISOString().replace(/\.\d{3}Z$/, 'Z');
 
@@ -48,7 +57,7 @@ export function isNews(before: readonly Condition[], now: ConditionNow): boolean
 
 /** What goes on growing by itself and is written only now and then. */
 function steady(status: SimpleVolumeStatus): string {
-  return JSON.stringify({
+  return canonical({
     ...status,
     freshAt: undefined,
     generation: undefined,
@@ -71,7 +80,7 @@ export function settle(
   now: number,
   everyMs: number,
 ): SimpleVolumeStatus {
-  if (JSON.stringify(before) === JSON.stringify(after)) return before;
+  if (canonical(before) === canonical(after)) return before;
   if (steady(before) !== steady(after)) return after;
   const written = Math.max(
     ...(before.replicas ?? []).map((one) => Date.parse(one.observedAt)).filter((at) => !Number.isNaN(at)),

@@ -15,7 +15,7 @@ import {
   toSyncPolicy,
   toWatchBody,
 } from '../policy/annotations.ts';
-import { type ConditionNow, conditions, isNews, settle, shorten, stamp } from './conditions.ts';
+import { type ConditionNow, canonical, conditions, isNews, settle, shorten, stamp } from './conditions.ts';
 import {
   decideFailover,
   type FailoverDecision,
@@ -508,14 +508,7 @@ function unique(actions: readonly Action[]): Action[] {
   return actions.filter((action) => !ids.has(action.id) && ids.add(action.id));
 }
 
-/** As JSON, whatever the order of keys. */
-function sameData(a: unknown, b: unknown): boolean {
-  const sorted = (_: string, one: unknown): unknown =>
-    one !== null && typeof one === 'object' && !Array.isArray(one)
-      ? Object.fromEntries(Object.entries(one).sort(([x], [y]) => (x < y ? -1 : 1)))
-      : one;
-  return JSON.stringify(a, sorted) === JSON.stringify(b, sorted);
-}
+const sameData = (a: unknown, b: unknown): boolean => canonical(a) === canonical(b);
 
 const placedOf = (status: SimpleVolumeStatus) =>
   status.activeNode === undefined || status.epoch === undefined
