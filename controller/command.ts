@@ -1,9 +1,13 @@
 /** `simple-volume controller`: flags to configuration, start, and a clean stop on SIGTERM. */
 import type { Command } from 'commander';
+import { systemClock } from '../lib/agent/clock.ts';
+import { createLogger } from '../lib/agent/logger.ts';
 import { declareOptions, flagsOf } from '../lib/cli/options.ts';
 import { packageVersion } from '../lib/cli/program.ts';
 import { SimpleVolumeError } from '../lib/core/errors.ts';
+import { authorities, tokenFile } from './act/agents.ts';
 import { OPTIONS, parseControllerConfig } from './config.ts';
+import { Controller } from './controller.ts';
 
 const STOP_LIMIT_MS = 15_000;
 
@@ -26,14 +30,7 @@ export function register(program: Command): void {
 }
 
 async function run(config: ReturnType<typeof parseControllerConfig>): Promise<void> {
-  const [{ Controller }, { authorities, tokenFile }, { createLogger }, { systemClock }, { native }] =
-    await Promise.all([
-      import('./controller.ts'),
-      import('./act/agents.ts'),
-      import('../lib/agent/logger.ts'),
-      import('../lib/agent/clock.ts'),
-      import('../lib/native/load.ts'),
-    ]);
+  const { native } = await import('../lib/native/load.ts');
   const logger = createLogger(config.logLevel, config.identity);
   const token = tokenFile(config.tokenFile);
   const controller = await Controller.start({

@@ -23,6 +23,32 @@ const banner = [
   'const __dirname = svPath.dirname(__filename);',
 ].join('\n');
 
+/**
+ * Of @kubernetes/client-node the controller uses its KubeConfig alone, so that file is taken and not the index, which
+ * loads a thousand models. What KubeConfig only needs for requests of its own is left out: none is ever made
+ * (controller/cluster/connection.ts).
+ */
+const LEFT_OUT = {
+  undici: ['Agent', 'ProxyAgent'],
+  './gen/index.js': ['createConfiguration', 'ServerConfiguration'],
+};
+const slimKubernetes = {
+  name: 'slim-kubernetes',
+  setup({ onResolve, onLoad, resolve }) {
+    onResolve({ filter: /^@kubernetes\/client-node$/ }, ({ importer, kind, resolveDir }) =>
+      resolve('@kubernetes/client-node/dist/config.js', { importer, kind, resolveDir }),
+    );
+    onResolve({ filter: /^(undici|\.\/gen\/index\.js)$/ }, ({ path: name, importer }) =>
+      importer.includes('/@kubernetes/client-node/') ? { path: name, namespace: 'left-out' } : undefined,
+    );
+    onLoad({ filter: /./, namespace: 'left-out' }, ({ path: name }) => ({
+      contents: LEFT_OUT[name]
+        .map((one) => `export function ${one}() { throw new Error('${one} is not part of this bundle'); }`)
+        .join('\n'),
+    }));
+  },
+};
+
 const common = {
   absWorkingDir: root,
   bundle: true,
@@ -35,6 +61,7 @@ const common = {
   legalComments: 'linked',
   charset: 'ascii', // a single wider character makes the engine keep the whole text with two bytes each
   metafile: true,
+  plugins: [slimKubernetes],
   logLevel: 'warning',
   banner: { js: banner },
 };

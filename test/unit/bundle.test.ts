@@ -32,3 +32,12 @@ t.test('the agent bundle holds neither the Kubernetes client nor gRPC', async (t
   t.ok(packages.has('webdav-server') && packages.has('fastify'));
   t.notOk(packages.has('@kubernetes/client-node') || packages.has('@grpc/grpc-js'));
 });
+
+t.test('the controller bundle holds of the Kubernetes client what it uses: no models, no undici', (t) => {
+  const { sources } = JSON.parse(readFileSync(path.join(root, 'dist/controller.js.map'), 'utf8')) as {
+    sources: string[];
+  };
+  t.ok(sources.some((one) => /@kubernetes\/client-node\/.*\/config\./.test(one)));
+  t.notOk(sources.some((one) => /node_modules\/undici\/|client-node\/.*\/models\/V1Pod\./.test(one)));
+  t.end();
+});
