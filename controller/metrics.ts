@@ -109,7 +109,10 @@ function createRender(): (readings: Readings) => Promise<string> {
   const queue = gauge('queue', 'Volumes in the queue', ['state'] as const);
   const oldest = gauge('queue_oldest_seconds', 'How long the volume that waits longest is ready');
   const work = counter('work_total', 'Looks at volumes', ['outcome'] as const);
-  const requests = counter('kube_requests_total', 'Requests to the API server');
+  const requests = counter('kube_requests_total', 'Requests to the API server', [
+    'verb',
+    'resource',
+  ] as const);
   const failures = counter('kube_failures_total', 'Failed requests to the API server', ['reason'] as const);
   const throttled = counter('kube_throttled_total', 'Times the API server asked to come back later');
   const breaker = gauge('agent_answers', '1 while the agent answers', ['pool', 'node'] as const);
@@ -157,7 +160,10 @@ function createRender(): (readings: Readings) => Promise<string> {
     oldest.set(r.queue.oldestReadyMs / 1000);
     work.inc({ outcome: 'done' }, r.queue.done);
     work.inc({ outcome: 'failed' }, r.queue.failed);
-    requests.inc(r.kube.requests);
+    for (const [what, count] of r.kube.byVerb) {
+      const [verb = '', resource = ''] = what.split(' ');
+      requests.inc({ verb, resource }, count);
+    }
     for (const [reason, count] of Object.entries(r.kube.failed)) failures.inc({ reason }, count);
     throttled.inc(r.kube.throttledByServer);
     for (const one of r.agents) breaker.set({ pool: one.pool, node: one.node }, one.open ? 0 : 1);

@@ -45,6 +45,8 @@ export interface KubeOptions {
 }
 
 interface Request {
+  /** for the counters, as a role's rules say it: `patch simplevolumes/status` */
+  counted: string;
   method: 'GET' | 'POST' | 'PUT' | 'PATCH' | 'DELETE';
   path: string;
   body?: unknown;
@@ -72,7 +74,14 @@ export function createKube(options: KubeOptions): Kube {
     {
       options,
       limit: new RateLimit({ ...(options.rate ?? { perSecond: 20, burst: 40 }), clock: options.clock }),
-      counters: { requests: 0, failed: {}, throttledByServer: 0, waitedMs: 0, connections: 0 },
+      counters: {
+        requests: 0,
+        failed: {},
+        throttledByServer: 0,
+        waitedMs: 0,
+        connections: 0,
+        byVerb: new Map(),
+      },
       watches: new Set(),
       closed: false,
     },
@@ -141,7 +150,13 @@ class Client implements Kube {
   }
 
   get<T extends KubeObject>(kind: Resource<T>, name: ObjectName, options: CallOptions = {}): Promise<T> {
-    return this.json<T>({ method: 'GET', path: pathOf(kind, name), write: false, options });
+    return this.json<T>({
+      counted: counted('get', kind),
+      method: 'GET',
+      path: pathOf(kind, name),
+      write: false,
+      options,
+    });
   }
 
   async find<T extends KubeObject>(
@@ -168,7 +183,7 @@ class Client implements Kube {
     const list = await this.json<{
       items?: T[] | null;
       metadata?: { resourceVersion?: string; continue?: string };
-    }>({ method: 'GET', path, write: false, options });
+    }>({ counted: counted('list', kind), method: 'GET', path, write: false, options });
     const resourceVersion = list.metadata?.resourceVersion;
     if (!resourceVersion || (list.items !== null && !Array.isArray(list.items)))
       throw new KubeError('BadReply', `GET ${path.split('?')[0]} answered something that is not a list`);
@@ -186,6 +201,7 @@ class Client implements Kube {
 
   create<T extends KubeObject>(kind: Resource<T>, object: T, options: WriteOptions = {}): Promise<T> {
     return this.json<T>({
+      counted: counted('create', kind),
       method: 'POST',
       path: withQuery(pathOf(kind, { namespace: object.metadata.namespace }), dryRun(options)),
       body: { ...object, apiVersion: apiVersion(kind), kind: kind.kind },
@@ -198,6 +214,7 @@ class Client implements Kube {
     if (!object.metadata.resourceVersion)
       throw new KubeError('Invalid', `replacing a ${kind.kind} needs its resourceVersion`, { notSent: true });
     return await this.json<T>({
+      counted: counted('update', kind, options.subresource),
       method: 'PUT',
       path: withQuery(pathOf(kind, object.metadata, options.subresource), dryRun(options)),
       body: { ...object, apiVersion: apiVersion(kind), kind: kind.kind },
@@ -219,6 +236,7 @@ class Client implements Kube {
     const asked = patch as { metadata?: object };
     try {
       return await this.json<T>({
+        counted: counted('patch', kind, options.subresource),
         method: 'PATCH',
         path: withQuery(pathOf(kind, name, options.subresource), dryRun(options)),
         body: Object.keys(only).length > 0 ? { ...patch, metadata: { ...asked.metadata, ...only } } : patch,
@@ -247,6 +265,7 @@ class Client implements Kube {
   ): Promise<T> {
     try {
       return await this.json<T>({
+        counted: counted('patch', kind, options.subresource),
         method: 'PATCH',
         path: withQuery(pathOf(kind, name, options.subresource), dryRun(options)),
         body: steps,
@@ -279,7 +298,14 @@ class Client implements Kube {
       ...(Object.keys(preconditions).length > 0 ? { preconditions } : {}),
     };
     try {
-      await this.json({ method: 'DELETE', path: pathOf(kind, name), body, write: true, options });
+      await this.json({
+        counted: counted('delete', kind),
+        method: 'DELETE',
+        path: pathOf(kind, name),
+        body,
+        write: true,
+        options,
+      });
       return true;
     } catch (error) {
       if (error instanceof KubeError && error.reason === 'NotFound') return false;
@@ -288,7 +314,13 @@ class Client implements Kube {
   }
 
   async raw(path: string, options: CallOptions = {}): Promise<unknown> {
-    return await this.json({ method: 'GET', path, write: false, options });
+    return await this.json({ counted: 'get other', method: 'GET', path, write: false, options });
+  }
+
+  private count(what: string): void {
+    const { counters } = this.shared;
+    counters.requests++;
+    counters.byVerb.set(what, (counters.byVerb.get(what) ?? 0) + 1);
   }
 
   /* One call with its waiting and its repetitions. */
@@ -484,7 +516,7 @@ class Client implements Kube {
         });
       });
     };
-    this.shared.counters.requests++;
+    this.count(request.counted);
     try {
       return await Promise.race([run(), gaveUp]);
     } finally {
@@ -512,7 +544,7 @@ class Client implements Kube {
       throw new KubeError('Cancelled', `${what} was cancelled`, { notSent: true });
     const closing = new AbortController();
     this.shared.watches.add(closing);
-    this.shared.counters.requests++;
+    this.count(counted('watch', kind));
     let timer: { cancel(): void } | null = null;
     const cancelled = (): void => closing.abort();
     options.signal?.addEventListener('abort', cancelled, { once: true });
@@ -624,6 +656,9 @@ const dryRun = (options: WriteOptions): Record<string, string | undefined> => ({
   dryRun: options.dryRun ? 'All' : undefined,
   fieldManager: 'simple-volume',
 });
+
+const counted = (verb: string, kind: Resource, sub?: string): string =>
+  `${verb} ${kind.plural}${sub === undefined ? '' : `/${sub}`}`;
 
 /** Without the query: selectors are long and say little. */
 const name = (request: Request): string => `${request.method} ${request.path.split('?')[0]}`;

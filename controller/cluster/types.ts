@@ -228,6 +228,8 @@ export interface Kube {
 
 export interface KubeCounters {
   requests: number;
+  /** the same by what they do and to what, as a role's rules say it: `patch simplevolumes/status` */
+  byVerb: Map<string, number>;
   /** answers and failures by reason of KubeError */
   failed: Partial<Record<KubeErrorReason, number>>;
   /** times the server asked to come back later */
