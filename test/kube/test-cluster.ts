@@ -80,10 +80,18 @@ export class TestCluster {
   }
 
   static async start(
-    options: { nodes?: readonly string[]; leaseMs?: number; server?: KubeServerOptions } = {},
+    options: {
+      nodes?: readonly string[];
+      leaseMs?: number;
+      /** between two beats of the played agents, ms */
+      beatMs?: number;
+      /** false: nobody plays kubelet and scheduler; a thousand pods need not be listed all the time */
+      play?: boolean;
+      server?: KubeServerOptions;
+    } = {},
   ): Promise<TestCluster> {
     const server = await KubeServer.start({ crds: [CRDS], ...options.server });
-    const cluster = new TestCluster(server, new PlayedAgents(options.leaseMs ?? 4000));
+    const cluster = new TestCluster(server, new PlayedAgents(options.leaseMs ?? 4000, options.beatMs));
     await server.apply({ apiVersion: 'v1', kind: 'Namespace', metadata: { name: SYSTEM } });
     await cluster.kube.create(CLASSES, {
       apiVersion: 'storage.k8s.io/v1',
@@ -105,7 +113,7 @@ export class TestCluster {
       spec: { holderIdentity: '', leaseDurationSeconds: 1, leaseTransitions: 1 },
     });
     await Promise.all((options.nodes ?? ['a', 'b', 'c']).map((node) => cluster.addNode(node)));
-    cluster.timer = setInterval(() => void cluster.play(), 200);
+    if (options.play !== false) cluster.timer = setInterval(() => void cluster.play(), 200);
     return cluster;
   }
 
