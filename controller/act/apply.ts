@@ -223,6 +223,8 @@ class VolumeActs {
           'NOT_ACTIVE',
           'VOLUME_UNKNOWN',
         ]);
+      case 'removeCopy':
+        return this.removeCopy(action);
       case 'liftCondition':
         return this.agent(action.node, '/replication/force', {
           ...this.name,
@@ -413,6 +415,25 @@ class VolumeActs {
     // A replica whose agent has no pod now gets its batches when it is back: the planner starts the watch anew then.
     const body = { ...action.body, targets: targets.filter((one) => one !== null) };
     return this.agent(action.node, '/replication/watch/start', body);
+  }
+
+  private async removeCopy(action: Of<'removeCopy'>): Promise<boolean> {
+    try {
+      await this.c.agents.call(this.pool, action.node, {
+        path: '/replication/volume/remove',
+        body: { ...this.name, epoch: action.epoch },
+      });
+      this.c.wrote(`removeCopy ${action.node}`, this.key);
+      return true;
+    } catch (error) {
+      // Whatever keeps it there is a reason to leave it.
+      if (
+        !wasAnswered(error) ||
+        !['VOLUME_ACTIVE', 'VOLUME_IN_USE', 'EPOCH_OLD', 'HELD'].includes(error.code)
+      )
+        throw error;
+      return false;
+    }
   }
 
   private async agent(

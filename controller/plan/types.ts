@@ -363,6 +363,8 @@ export type ActionBody =
       epoch: number;
       policy: SyncPolicyBody;
     }
+  /** POST volume/remove on a node whose copy is not wanted any more. VOLUME_ACTIVE, VOLUME_IN_USE and EPOCH_OLD: it stays. */
+  | { kind: 'removeCopy'; node: string; epoch: number }
   /** POST replication/force on the active node. */
   | { kind: 'liftCondition'; node: string; epoch: number; condition: 'MassDelete' | 'RootChanged' }
   /** A manual sync is under way or cannot be: the trigger stops waiting for it. */

@@ -57,6 +57,8 @@ const LOST_MS = 600_000;
 const LOOK_MS = 30_000;
 /** A node that cannot be reached has this long to be flushed before it is left behind, ms. */
 const SALVAGE_MS = 30_000;
+/** A copy that is not wanted any more is removed when it was last known complete this long ago, ms: time for a mistake. */
+const UNWANTED_MS = 600_000;
 /** The agent's conditions that stop its replication until an operator lifts them. */
 const HOLDING = ['MassDelete', 'RootChanged'];
 
@@ -389,6 +391,18 @@ function planLiving(o: Observed, object: SimpleVolume): VolumePlan {
   // While the workload is stopped for a move, its next pod is not drawn to the node that is left.
   if (!unfinished)
     carriedOut.push(...steadyActions(v, body, labels(outcome.stopping ? null : activeNode), placed));
+  if (!unfinished && outcome.moving === null && !outcome.refused)
+    for (const { node } of unwantedCopies(v, body)) {
+      carriedOut.push({ id: `removeCopy:${node}`, kind: 'removeCopy', node, epoch: v.epoch });
+      events.push(
+        event(
+          'Normal',
+          'CopyRemoved',
+          `The copy on ${node} is not wanted any more; its data is removed.`,
+          node,
+        ),
+      );
+    }
   actions.push(...patch, ...carriedOut, ...force.actions, ...outcome.actions);
   events.push(...outcome.events, ...force.events);
 
@@ -754,6 +768,37 @@ function steadyActions(
   actions.push(...annotationActions(o, placed));
   for (const change of labels) actions.push({ id: `labelNode:${change.node}`, kind: 'labelNode', ...change });
   return actions;
+}
+
+/**
+ * Copies that are not wanted any more (fewer `replication-replicas`, a node that left the pool) and have been out of the
+ * set for a while, their data still on their nodes. Only while everything is well: every wanted copy is there, whole and
+ * fresh, and at least one of them. How long it is out is told by the copy itself, which hears no beat any more.
+ */
+function unwantedCopies(v: View, body: WatchBody | null): ObservedAgent[] {
+  const { o, before, policy, placement } = v;
+  if (!policy.replicationEnabled || placement.missing > 0 || o.claim?.deleting === true) return [];
+  if (body === null || v.active?.reachable !== true || !watchRuns(v.active, body)) return [];
+  const copies = copiesOf(v);
+  if (copies.length === 0 || !copies.every((one) => one.fresh)) return [];
+  const named = new Set([
+    v.activeNode,
+    ...placement.nodes,
+    ...(before.replicas ?? []).map((one) => one.node),
+    ...(before.promotable?.nodes ?? []),
+    ...(before.promotable?.adding ?? []),
+  ]);
+  return o.agents.filter((agent) => {
+    const report = agent.volume;
+    return (
+      !named.has(agent.node) &&
+      agent.reachable &&
+      agent.mounted !== true &&
+      report?.role === 'replica' &&
+      report.epoch <= v.epoch &&
+      (report.freshAgeMs === null || report.freshAgeMs >= UNWANTED_MS)
+    );
+  });
 }
 
 /* Force */
@@ -1521,23 +1566,32 @@ export function ownerOf(workload: Pick<Workload, 'templates'>): { uid: number | 
 }
 
 function ownerEvents(v: View, before: SimpleVolumeStatus): PlannedEvent[] {
-  const { ownerUid } = v.policy;
-  const { uid } = ownerOf(v.workload);
-  if (ownerUid === null || uid === null || uid === 0 || uid === ownerUid) return [];
   // Said when the policy is new, not at every look.
+  const last = v.object.spec.policy;
   if (
-    v.object.spec.policy?.ownerUid === ownerUid &&
+    last?.ownerUid === (v.policy.ownerUid ?? undefined) &&
+    last?.ownerGid === (v.policy.ownerGid ?? undefined) &&
     before.observedGeneration === v.object.metadata.generation
   )
     return [];
-  return [
-    event(
-      'Warning',
-      'OwnerMismatch',
-      `replication-owner-uid is ${ownerUid}, the pods run as ${uid}: after a failover they may not be able to write their files.`,
-      `${ownerUid} ${uid}`,
-    ),
-  ];
+  const pods = ownerOf(v.workload);
+  const events: PlannedEvent[] = [];
+  for (const [key, wanted, has] of [
+    ['uid', v.policy.ownerUid, pods.uid],
+    ['gid', v.policy.ownerGid, pods.gid],
+  ] as const) {
+    // Root may write whatever belongs to whom.
+    if (wanted === null || has === null || wanted === has || pods.uid === 0) continue;
+    events.push(
+      event(
+        'Warning',
+        'OwnerMismatch',
+        `replication-owner-${key} is ${wanted}, the pods run as ${has}: after a failover they may not be able to write their files.`,
+        `${key} ${wanted} ${has}`,
+      ),
+    );
+  }
+  return events;
 }
 
 function phaseOf(

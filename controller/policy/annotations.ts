@@ -303,7 +303,7 @@ export const ANNOTATIONS: readonly AnnotationRow[] = [
     '',
     integer(0, MAX_COPIES),
     `a whole number from 0 to ${MAX_COPIES}`,
-    'Copies besides the active one. Not given: one on every other node of the pool.',
+    'Copies besides the active one. Not given: one on every other node of the pool. A copy too many is removed from its node after ten minutes, while all others are whole and fresh; the last one stays.',
   ),
   row(
     'failover-enabled',

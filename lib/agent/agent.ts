@@ -6,6 +6,7 @@
  * the agent stays up, not ready, says why, and tries again, so that a disk that is mounted late just works.
  */
 import { randomInt } from 'node:crypto';
+import { existsSync } from 'node:fs';
 import type { AddressInfo } from 'node:net';
 import type { FastifyInstance } from 'fastify';
 import { SimpleVolumeError } from '../core/errors.ts';
@@ -27,6 +28,7 @@ import {
 } from '../core/parts.ts';
 import { native } from '../native/load.ts';
 import type { Native, Watcher } from '../native/types.ts';
+import { mountsOf } from '../replica/mounts.ts';
 import { ReplicaVolume } from '../replica/replica-volume.ts';
 import { Beats } from '../source/beats.ts';
 import { Delivery } from '../source/deliver.ts';
@@ -45,6 +47,7 @@ import type {
   FenceApi,
   FullSyncRun,
   Principal,
+  Removal,
   VolumeStatus,
   WatchStart,
 } from './api.ts';
@@ -63,6 +66,8 @@ import { VolumeEntry, type VolumeParts } from './volume-entry.ts';
 const POOL_CHECK_MS = 5_000;
 const WRITE_PROBE_MS = 10_000;
 const STAGE_JOBS = 2;
+/** How long a stop waits for a tree that is being deleted; the next start goes on with it. */
+const STOP_TRASH_MS = 3_000;
 
 /** What there is only while the pool is usable. */
 interface Open {
@@ -112,6 +117,7 @@ export class Agent implements AgentApi {
   #url = '';
   #webdavUrl = '';
   #stopped = false;
+  #trash: Promise<void> = Promise.resolve();
 
   private constructor(config: AgentConfig, version: string) {
     this.#config = config;
@@ -265,11 +271,14 @@ export class Agent implements AgentApi {
     // One volume that cannot be opened concerns itself only.
     for (const name of pool.volumes()) {
       try {
-        await this.#entry(name).recover();
+        const entry = this.#entry(name);
+        await entry.recover();
+        if (entry.removing) await this.#takeAway(entry);
       } catch (error) {
         this.#log.error({ volume: volumeKey(name), err: error as Error }, 'the volume cannot be taken up');
       }
     }
+    void this.#emptyTrash();
   }
 
   async #closePool(): Promise<void> {
@@ -303,6 +312,7 @@ export class Agent implements AgentApi {
     this.#poolTimer?.cancel();
     await this.#beats.stop();
     await this.#fencing.stop();
+    await this.#inTime(this.#trash, STOP_TRASH_MS);
     await this.#closePool();
     await this.#offers.close();
     await this.#webdav?.close();
@@ -582,7 +592,7 @@ export class Agent implements AgentApi {
   beat(request: Beat): BeatReply {
     const volumes = request.volumes.flatMap((v) => {
       const entry = this.#open?.volumes.get(volumeKey(v));
-      if (!entry)
+      if (!entry || (!entry.source && !entry.replica))
         return [
           { namespace: v.namespace, volume: v.volume, epoch: v.epoch, generation: null, state: 'unknown' },
         ];
@@ -678,16 +688,86 @@ export class Agent implements AgentApi {
     return this.#known(name).status();
   }
 
+  async removeVolume(removal: Removal): Promise<{ removed: boolean }> {
+    const open = this.#need();
+    const paths = open.pool.volume(removal);
+    const users = (): string[] => [
+      ...mountsOf(paths.live),
+      ...(this.#fencing.published(removal) ? ['published by csi-node'] : []),
+    ];
+    const entry = open.volumes.get(volumeKey(removal));
+    let removed: boolean;
+    if (entry)
+      removed = await entry.remove(removal, {
+        seen: () => this.#fencing.seen(removal),
+        users,
+        take: () => this.#takeAway(entry),
+      });
+    else if (removal.evenActive) {
+      const using = users();
+      if (using.length > 0)
+        throw new SimpleVolumeError('VOLUME_IN_USE', `${volumeKey(removal)} is in use: ${using.join(', ')}`);
+      // One that was never replicated has a live tree alone.
+      removed = open.pool.discard([
+        paths.live,
+        paths.shadow,
+        paths.incoming,
+        ...(removal.backups ? [paths.backups] : []),
+      ]);
+    } else removed = false;
+    if (removed) {
+      this.#log.info({ volume: volumeKey(removal), epoch: removal.epoch }, 'the volume was removed');
+      void this.#emptyTrash();
+    }
+    return { removed };
+  }
+
+  /** The trees first and the state last: a crash in between is finished at the next start. */
+  async #takeAway(entry: VolumeEntry): Promise<void> {
+    const open = this.#need();
+    const { live, shadow, incoming, backups, state } = entry.paths;
+    open.pool.discard([live, shadow, incoming, ...(entry.removing?.backups ? [backups] : [])]);
+    const key = volumeKey(entry);
+    const store = open.stores.get(key);
+    await this.#fencing.closed(entry);
+    await store?.settled();
+    store?.close();
+    open.stores.delete(key);
+    open.volumes.delete(key);
+    open.pool.discard([state]);
+  }
+
+  /** Deletes what was taken away, beside everything else; what cannot be deleted is tried again with the next removal. */
+  #emptyTrash(): Promise<void> {
+    this.#trash = this.#trash.then(async () => {
+      const pool = this.#open?.pool;
+      if (!pool || this.#stopped) return;
+      try {
+        for (const name of pool.discarded())
+          if (!this.#stopped) await this.#native.removeTree(Buffer.from(pool.trash), Buffer.from(name));
+      } catch (error) {
+        this.#log.error({ err: error as Error }, 'what was removed cannot be deleted yet');
+      }
+    });
+    return this.#trash;
+  }
+
   async backups(name: VolumeName): Promise<Backup[]> {
     const { listBackups } = await import('../replica/backups.ts');
-    return listBackups(this.#known(name).paths.backups);
+    return listBackups(this.#backupsOf(name));
+  }
+
+  /** Backups outlive the volume's other data on this node. */
+  #backupsOf(name: VolumeName): string {
+    const { backups } = this.#need().pool.volume(name);
+    return existsSync(backups) ? backups : this.#known(name).paths.backups;
   }
 
   async removeBackup(name: VolumeName, stamp: string): Promise<void> {
     const { removeBackup } = await import('../replica/backups.ts');
-    const entry = this.#known(name);
-    const inUse = entry.store.meta<{ stamp: string }>('aside')?.stamp ?? null;
-    await removeBackup(this.#native, entry.paths.backups, stamp, inUse);
+    const entry = this.#need().volumes.get(volumeKey(name));
+    const inUse = entry?.store.meta<{ stamp: string }>('aside')?.stamp ?? null;
+    await removeBackup(this.#native, this.#backupsOf(name), stamp, inUse);
   }
 
   async readiness(): Promise<{ ready: boolean; reasons: string[] }> {

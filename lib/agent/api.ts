@@ -55,6 +55,16 @@ export interface Backup {
   entries: number;
 }
 
+/** What goes of a volume on one node. */
+export interface Removal extends VolumeName {
+  /** the newest that the caller knows: a node that has seen a newer one keeps its data */
+  epoch: number;
+  /** also from a node that was its active one and whose watch is stopped, or that has no state of it: the volume is deleted */
+  evenActive: boolean;
+  /** with what returning nodes had */
+  backups: boolean;
+}
+
 export interface AgentApi {
   watchStart(request: WatchStart): Promise<SourceStatus>;
   watchStop(name: VolumeName, epoch: number | null): Promise<SourceStatus>;
@@ -87,6 +97,8 @@ export interface AgentApi {
   /** null: the pool is not open, or its file system does not say */
   poolSpace(): Promise<PoolSpace | null>;
   volume(name: VolumeName): VolumeStatus;
+  /** Removes the data of a volume from this node. Of one that is not here: `removed` false, and no error. */
+  removeVolume(removal: Removal): Promise<{ removed: boolean }>;
   backups(name: VolumeName): Promise<Backup[]>;
   removeBackup(name: VolumeName, stamp: string): Promise<void>;
   readiness(): Promise<{ ready: boolean; reasons: string[] }>;

@@ -237,6 +237,14 @@ export class Fencing {
     return this.#fence.announce(request, request.at, this.#now());
   }
 
+  seen(name: VolumeName): number {
+    return this.#fence.seen(name);
+  }
+
+  published(name: VolumeName): boolean {
+    return this.#fence.published(name);
+  }
+
   lease(name: VolumeName): WriterLease {
     return this.#fence.lease(name, this.#now());
   }

@@ -11,12 +11,13 @@ import {
   openSync,
   readdirSync,
   readFileSync,
+  realpathSync,
   renameSync,
   statSync,
   writeSync,
 } from 'node:fs';
 import { rm, statfs, writeFile } from 'node:fs/promises';
-import { join } from 'node:path';
+import { dirname, join, relative } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { SimpleVolumeError } from '../core/errors.ts';
 import { checkName } from '../core/names.ts';
@@ -29,6 +30,7 @@ const FOLDERS = {
   incoming: '.simple-volume-incoming',
   backups: '.simple-volume-backups',
   state: '.simple-volume-state',
+  trash: '.simple-volume-trash',
 };
 
 export interface Marker {
@@ -103,6 +105,15 @@ function readMarker(options: PoolOptions): Marker | null {
   return marker;
 }
 
+function syncFolder(path: string): void {
+  const dir = openSync(path, 'r');
+  try {
+    fsyncSync(dir);
+  } finally {
+    closeSync(dir);
+  }
+}
+
 function writeMarker(options: PoolOptions): Marker {
   const marker: Marker = { format: FORMAT, pool: options.name, id: randomUUID(), node: options.node };
   const tmp = join(options.path, `${MARKER}.tmp`);
@@ -114,12 +125,7 @@ function writeMarker(options: PoolOptions): Marker {
     closeSync(fd);
   }
   renameSync(tmp, join(options.path, MARKER));
-  const dir = openSync(options.path, 'r');
-  try {
-    fsyncSync(dir);
-  } finally {
-    closeSync(dir);
-  }
+  syncFolder(options.path);
   return marker;
 }
 
@@ -259,6 +265,57 @@ export class Pool {
     return list(base).flatMap((namespace) =>
       list(join(base, namespace)).map((volume) => ({ namespace, volume })),
     );
+  }
+
+  get trash(): string {
+    return join(this.path, FOLDERS.trash);
+  }
+
+  /**
+   * Takes folders of a volume (paths of `volume`) out of their places, durably and each at once; what is in the trash
+   * has no name any more and is deleted in its own time.
+   * @returns whether any of them was there
+   * @throws HELD when a folder on the way is a link or a mount: what is behind it is none of this pool's; NOT_READY when the disk is away
+   */
+  discard(paths: readonly string[]): boolean {
+    // On another disk than its own nothing would be found, which is not the same as gone.
+    const problem = this.problem();
+    if (problem !== null) throw new SimpleVolumeError('NOT_READY', problem);
+    let any = false;
+    const root = realpathSync(this.path);
+    mkdirSync(this.trash, { recursive: true, mode: 0o700 });
+    for (const path of paths) {
+      try {
+        const parent = dirname(path);
+        if (realpathSync(parent) !== join(root, relative(this.path, parent)))
+          throw new SimpleVolumeError(
+            'HELD',
+            `${parent} is no plain folder of the pool; nothing is removed`,
+            {
+              path: parent,
+            },
+          );
+        renameSync(path, join(this.trash, randomUUID()));
+        syncFolder(parent);
+        any = true;
+      } catch (error) {
+        const { code } = error as NodeJS.ErrnoException;
+        if (code === 'ENOENT') continue;
+        if (code === 'EBUSY' || code === 'EXDEV')
+          throw new SimpleVolumeError('HELD', `${path} is a mount; nothing is removed`, {
+            path,
+            cause: error,
+          });
+        throw error;
+      }
+    }
+    if (any) syncFolder(this.trash);
+    return any;
+  }
+
+  /** What is still to be deleted. */
+  discarded(): string[] {
+    return readdirSync(this.trash);
   }
 
   close(): void {

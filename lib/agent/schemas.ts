@@ -183,6 +183,11 @@ export const FORCE = object(
   ['namespace', 'volume', 'condition'],
 );
 
+export const REMOVE = object(
+  { ...name, epoch: EPOCH, evenActive: { type: 'boolean' }, backups: { type: 'boolean' } },
+  ['namespace', 'volume', 'epoch'],
+);
+
 const FENCING = { type: 'string', enum: ['lease', 'none'] } as const;
 const BEAT_NUMBER = { type: 'integer', minimum: 1, maximum: Number.MAX_SAFE_INTEGER } as const;
 const TERM = { type: 'integer', minimum: 0, maximum: Number.MAX_SAFE_INTEGER } as const;

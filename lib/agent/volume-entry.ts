@@ -33,6 +33,9 @@ export interface VolumeParts {
   dropReaders(name: VolumeName): Promise<void>;
 }
 
+/** Meta key of a volume that is on its way out: `{ backups }`, whether those go too. */
+const REMOVING = 'removing';
+
 export class VolumeEntry implements VolumeName {
   readonly namespace: string;
   readonly volume: string;
@@ -44,6 +47,7 @@ export class VolumeEntry implements VolumeName {
   readonly #serial = new Serial();
   #source: SourceVolume | null = null;
   #replica: ReplicaVolume | null = null;
+  #gone = false;
 
   constructor(name: VolumeName, paths: VolumePaths, store: VolumeStore, log: Logger, parts: VolumeParts) {
     this.namespace = name.namespace;
@@ -65,6 +69,10 @@ export class VolumeEntry implements VolumeName {
   get epoch(): number {
     return this.store.meta<number>('epoch') ?? 0;
   }
+  /** Its data is on the way out, also after a crash in the middle of it; null: it is not. */
+  get removing(): { backups: boolean } | null {
+    return this.store.meta<{ backups: boolean }>(REMOVING) ?? null;
+  }
   get source(): SourceVolume | null {
     return this.#source;
   }
@@ -85,6 +93,7 @@ export class VolumeEntry implements VolumeName {
   /** After a start of the agent: unfinished journals are finished, a durable watch goes on. */
   recover(): Promise<void> {
     return this.#serial.run(async () => {
+      if (this.removing) return;
       if (this.role === 'replica') {
         this.#replica = this.#parts.replica(this);
         await this.#replica.recover();
@@ -123,8 +132,66 @@ export class VolumeEntry implements VolumeName {
       );
   }
 
+  /** Whoever waited in line for a volume that is removed meanwhile. */
+  #refuseGone(): void {
+    if (this.#gone || this.removing)
+      throw new SimpleVolumeError('VOLUME_UNKNOWN', `${volumeKey(this)} is being removed from this node`);
+  }
+
+  /**
+   * Ends everything here and has the data taken away by `take`, once. From the mark on there is no way back.
+   * @param seen the highest epoch that the fence of this node knows
+   * @param users where it is in use
+   * @throws EPOCH_OLD, VOLUME_ACTIVE, VOLUME_IN_USE
+   */
+  remove(
+    removal: { epoch: number; evenActive: boolean; backups: boolean },
+    o: { seen: () => number; users: () => string[]; take: () => Promise<void> },
+  ): Promise<boolean> {
+    const mayGo = (): void => {
+      const seen = Math.max(this.epoch, o.seen());
+      if (removal.epoch < seen)
+        throw new SimpleVolumeError(
+          'EPOCH_OLD',
+          `epoch ${removal.epoch} of ${volumeKey(this)} is over: this node has seen epoch ${seen}`,
+          { field: 'epoch' },
+        );
+      if (this.role === 'active' && (!removal.evenActive || this.watch !== null))
+        throw new SimpleVolumeError(
+          'VOLUME_ACTIVE',
+          `this node is the active one of ${volumeKey(this)} in epoch ${this.epoch}${removal.evenActive ? '; stop its watch first' : ''}`,
+        );
+      const users = o.users();
+      if (users.length > 0)
+        throw new SimpleVolumeError('VOLUME_IN_USE', `${volumeKey(this)} is in use: ${users.join(', ')}`);
+    };
+    return this.#serial.run(async () => {
+      if (this.#gone) return false;
+      if (!this.removing) {
+        mayGo();
+        if (this.#source) {
+          await this.#parts.stopDelivery(this);
+          await this.#source.stop();
+          this.#source = null;
+        }
+        if (this.#replica) {
+          await this.#replica.stop();
+          this.#replica = null;
+        }
+        await this.#parts.dropReaders(this);
+        mayGo();
+        await this.store.transaction(() => this.store.setMeta(REMOVING, { backups: removal.backups }));
+        await this.store.durable();
+      }
+      await o.take();
+      this.#gone = true;
+      return true;
+    });
+  }
+
   start(request: WatchStart): Promise<VolumeStatus> {
     return this.#serial.run(async () => {
+      this.#refuseGone();
       const active = this.role === 'active';
       const epoch = request.epoch ?? (active || this.epoch === 0 ? Math.max(this.epoch, 1) : 0);
       const wasReplica = !active && this.epoch > 0;
@@ -170,6 +237,7 @@ export class VolumeEntry implements VolumeName {
 
   stop(epoch: number | null): Promise<VolumeStatus> {
     return this.#serial.run(async () => {
+      this.#refuseGone();
       if (epoch !== null) this.#refuseOlder(epoch);
       if (this.role !== 'active' || !this.#source)
         throw new SimpleVolumeError('NOT_ACTIVE', `no watch of ${volumeKey(this)} runs on this node`);
@@ -184,6 +252,7 @@ export class VolumeEntry implements VolumeName {
   /** The replica that takes this request; an active volume of an older epoch steps down first. */
   #asReplica(request: SyncRequest): Promise<ReplicaVolume> {
     return this.#serial.run(async () => {
+      this.#refuseGone();
       this.#refuseOlder(request.epoch);
       if (this.role === 'active') {
         if (request.epoch === this.epoch)

@@ -109,6 +109,17 @@ export class NodeFence {
     this.#volumes.delete(volumeKey(name));
   }
 
+  /** The highest epoch that it has seen or consented to; 0: the volume is not known. */
+  seen(name: VolumeName): number {
+    const volume = this.#volumes.get(volumeKey(name));
+    return volume ? Math.max(volume.epoch, volume.replica.state.epoch) : 0;
+  }
+
+  /** Whether csi-node said last that it has published the volume here. */
+  published(name: VolumeName): boolean {
+    return this.#writers.has(volumeKey(name));
+  }
+
   /** What is to be durable of a volume now; null: it is not known. */
   state(name: VolumeName): FenceState | null {
     const volume = this.#volumes.get(volumeKey(name));

@@ -127,6 +127,7 @@ t.test('a grant opens the transfers of its own volume, epoch and node, and nothi
     ['GET', `/replication/backups?namespace=${volume.namespace}&volume=${volume.volume}`],
     ['DELETE', `/replication/backups/${name}/2026-01-01T00-00-00Z`],
     ['POST', '/replication/watch/stop', volume],
+    ['POST', '/replication/volume/remove', { ...volume, epoch: 1 }],
     ['POST', '/replication/prepare', volume],
     ['POST', '/replication/force', { ...volume, epoch: 1, condition: 'MassDelete' }],
     ['POST', '/replication/sync-batch', syncBody(b, volume, 1)],

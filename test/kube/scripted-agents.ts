@@ -221,6 +221,15 @@ export class PlayedAgent {
         this.runs.set(id, { volume: key, ends: now() + this.fullSyncMs });
         return { id, started: true };
       }
+      case '/replication/volume/remove': {
+        const key = `${body.namespace}/${body.volume}`;
+        if (!this.volumes.has(key)) return { removed: false };
+        const one = this.known(body);
+        if (one.role === 'active') throw new Refusal(409, 'VOLUME_ACTIVE');
+        this.volumes.delete(key);
+        this.fence.close(one);
+        return { removed: true };
+      }
       case '/replication/force': {
         const one = this.known(body);
         one.conditions = one.conditions.filter((c) => c.type !== body.condition);

@@ -442,6 +442,13 @@ export class World {
       case 'acceptManualSync':
         this.memory.manualSyncs = this.memory.manualSyncs.filter((one) => one.id !== action.requestId);
         return;
+      case 'removeCopy': {
+        const { volume } = this.agent(action.node);
+        if (volume?.role !== 'replica' || volume.epoch > action.epoch)
+          throw new Error('removes what must stay');
+        this.agent(action.node).volume = null;
+        return;
+      }
       case 'liftCondition': {
         const report = this.agent(action.node).volume;
         if (report) report.conditions = report.conditions.filter((one) => one.type !== action.condition);

@@ -847,25 +847,48 @@ t.test('force deletion only where the kubelet is gone and the new epoch is known
   t.end();
 });
 
-t.test('owners that annotations set and the workload’s own user differ: a warning, never a rewrite', (t) => {
-  const world = atRest();
-  world.pods = [
-    pod('game-0', 'a', {
-      spec: { containers: [{ name: 'c' }], securityContext: { runAsUser: 1000, fsGroup: 1000 } },
-    }),
-  ];
-  world.settle();
-  t.match(
-    world.agent('a').volume,
-    { policy: { ownerUid: null, ownerGid: null } },
-    'E2: owners as on the source',
-  );
-  world.annotate({ 'replication-owner-uid': '2000' });
-  world.settle();
-  t.match(world.agent('a').volume, { policy: { ownerUid: 2000 } }, 'an annotation wins');
-  t.ok(world.events.some((one) => one.reason === 'OwnerMismatch' && /2000.*1000/.test(one.message)));
-  t.end();
-});
+t.test(
+  'E2: owners are the source’s, whatever the pods run as; where an annotation differs from them, a warning',
+  (t) => {
+    const world = atRest();
+    world.pods = [
+      pod('game-0', 'a', {
+        spec: { containers: [{ name: 'c' }], securityContext: { runAsUser: 1000, fsGroup: 1000 } },
+      }),
+    ];
+    world.settle();
+    t.match(
+      world.agent('a').volume,
+      { policy: { ownerUid: null, ownerGid: null } },
+      'E2: owners as on the source',
+    );
+    world.annotate({ 'replication-owner-uid': '2000' });
+    world.settle();
+    t.match(world.agent('a').volume, { policy: { ownerUid: 2000 } }, 'an annotation wins');
+    const warned = () => [
+      ...new Set(world.events.filter((one) => one.reason === 'OwnerMismatch').map((one) => one.message)),
+    ];
+    t.equal(warned().length, 1);
+    t.match(warned()[0], /owner-uid is 2000, the pods run as 1000/);
+    world.annotate({ 'replication-owner-uid': '1000', 'replication-owner-gid': '3000' });
+    world.settle();
+    t.match(world.agent('a').volume, { policy: { ownerUid: 1000, ownerGid: 3000 } });
+    t.equal(warned().length, 2);
+    t.match(warned()[1], /owner-gid is 3000, the pods run as 1000/);
+    // An image with a user of its own says nothing to Kubernetes; root may write anything.
+    for (const securityContext of [{}, { runAsUser: 0, fsGroup: 5 }]) {
+      const quiet = atRest(['a', 'b'], {
+        ...REPLICATED,
+        'replication-owner-uid': '7',
+        'replication-owner-gid': '7',
+      });
+      quiet.pods = [pod('game-0', 'a', { spec: { containers: [{ name: 'c' }], securityContext } })];
+      quiet.settle();
+      t.notOk(quiet.events.some((one) => one.reason === 'OwnerMismatch'));
+    }
+    t.end();
+  },
+);
 
 t.test(
   'A8: an agent that comes back under another address gets its watch anew, others are told of it',
@@ -878,6 +901,74 @@ t.test(
       ['http://b2:8080', 'http://c:8080'],
     );
     t.equal(world.log.filter((id) => id === 'startWatch:a').length, 1);
+    t.end();
+  },
+);
+
+t.test(
+  'a copy that is not wanted any more is removed from its node, late and only when all others are well',
+  (t) => {
+    const fewer = () => {
+      const world = atRest(['a', 'b', 'c', 'd']);
+      world.annotate({ 'replication-replicas': '2' });
+      world.settle();
+      return world;
+    };
+    const removed = (world: ReturnType<typeof fewer>) =>
+      world.log.filter((id) => id.startsWith('removeCopy:')).join();
+    const late = (world: ReturnType<typeof fewer>, name = 'd') =>
+      Object.assign(world.agent(name).volume as object, { freshAgeMs: 700_000 });
+
+    const world = fewer();
+    t.same(
+      world.status.replicas?.map((one) => one.node),
+      ['b', 'c'],
+    );
+    t.equal(removed(world), '', 'a number that was wrong for some minutes costs nothing');
+    t.ok(world.agent('d').volume, 'its data is still there');
+    late(world);
+    world.settle();
+    t.equal(removed(world), 'removeCopy:d', 'once');
+    t.equal(world.agent('d').volume, null);
+    t.equal(world.events.filter((one) => one.reason === 'CopyRemoved').length, 1);
+
+    const stays: [string, (world: ReturnType<typeof fewer>) => void][] = [
+      ['a wanted copy is stale', (w) => Object.assign(w, { seal() {} })],
+      ['a wanted copy is away', (w) => Object.assign(w.agent('b'), { reachable: false })],
+      ['a wanted copy is empty', (w) => Object.assign(w.agent('b').volume as object, { generation: null })],
+      ['the source is away', (w) => Object.assign(w.agent('a'), { reachable: false })],
+      ['the source is lost', (w) => w.kill('a')],
+      ['it is mounted', (w) => Object.assign(w.agent('d'), { mounted: true })],
+      ['it has seen more', (w) => Object.assign(w.agent('d').volume as object, { epoch: 2 })],
+      ['the claim is being deleted', (w) => Object.assign(w.claim as object, { deleting: true })],
+      ['replication is off', (w) => w.annotate({ 'replication-enabled': 'false' })],
+    ];
+    for (const [what, change] of stays) {
+      const w = fewer();
+      late(w);
+      change(w);
+      if (what === 'a wanted copy is stale')
+        for (const name of ['b', 'c']) Object.assign(w.agent(name).volume as object, { freshAgeMs: 9e6 });
+      const plan = planVolume(w.observed());
+      t.notOk(
+        plan.actions.some((one) => one.kind === 'removeCopy'),
+        what,
+      );
+    }
+
+    const none = atRest(['a', 'b']);
+    none.annotate({ 'replication-replicas': '0' });
+    none.settle();
+    late(none, 'b');
+    none.settle();
+    t.ok(none.agent('b').volume, 'the last whole copy stays');
+
+    const left = atRest(['a', 'b', 'c']);
+    left.on('c').inPool = false;
+    left.settle();
+    late(left, 'c');
+    left.settle();
+    t.equal(removed(left), 'removeCopy:c', 'a node that left the pool');
     t.end();
   },
 );
