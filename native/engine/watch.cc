@@ -210,6 +210,7 @@ class Watcher::Engine {
   void run(Task& task);
   void walk(Task& task);
   bool openTop(Task& task, Level& level, Attached& outcome);
+  bool watchedAs(std::uint32_t node, int fd);
   static bool samePlace(int fd, int directory, const std::string& path);
   bool fillLevel(Level& level);
   void syncReader();
@@ -1066,7 +1067,8 @@ void Watcher::Engine::syncReader() {
   folded_.wait(lock, [&] { return stop_ || processed_ >= target; });
 }
 
-// Opens the directory that a walk starts at and watches it.
+// Opens the directory that a walk starts at and watches it. It is found through the directory that its node hangs in,
+// known by its watch: while directories above are renamed, the path alone may lead to one of the same name elsewhere.
 bool Watcher::Engine::openTop(Task& task, Level& level, Attached& outcome) {
   Volume& volume = *task.volume;
   const bool isRoot = task.node.id == volume.node;
@@ -1089,9 +1091,11 @@ bool Watcher::Engine::openTop(Task& task, Level& level, Attached& outcome) {
       version = tree_.version();
     }
     ++tries;
+    if (options_.beforeLook) options_.beforeLook();
     int err = 0;
     Fd fd;
     Fd root;
+    Fd above;
     Stat rootStat;
     try {
       root = openRoot(volume.root);
@@ -1121,10 +1125,19 @@ bool Watcher::Engine::openTop(Task& task, Level& level, Attached& outcome) {
       }
       return false;
     }
+    const std::size_t slash = path.rfind('/');
+    const std::string own = path.substr(slash == std::string::npos ? 0 : slash + 1);
     if (err == 0) {
       lock.unlock();
-      fd = tryOpenBeneath(root.get(), path, O_RDONLY | O_DIRECTORY, 0, true);
-      if (!fd.valid()) err = errno;
+      if (slash != std::string::npos) {
+        above = tryOpenBeneath(root.get(), std::string_view(path).substr(0, slash), O_RDONLY | O_DIRECTORY, 0, true);
+        if (!above.valid()) err = errno;
+      }
+      const int directory = slash == std::string::npos ? root.get() : above.get();
+      if (err == 0) {
+        fd = tryOpenBeneath(directory, own, O_RDONLY | O_DIRECTORY, 0, true);
+        if (!fd.valid()) err = errno;
+      }
       lock.lock();
       if (stop_ || volume.removed || !tree_.alive(task.node)) return false;
     }
@@ -1139,16 +1152,21 @@ bool Watcher::Engine::openTop(Task& task, Level& level, Attached& outcome) {
     }
     std::string now;
     if (err == 0 && tree_.path(task.node.id, now) && now == path) {
-      outcome = attach(task.node.id, fd.get(), !task.stolen);
-      // From here on a rename makes an event that finds this node; one of before shows in the path.
-      if (outcome != Attached::kChanged || samePlace(fd.get(), root.get(), path)) {
-        level.fd = std::move(fd);
-        level.node = task.node;
-        level.wd = tree_[task.node.id].wd;
-        level.fresh = task.mark || task.type == Task::Type::kAdd || outcome == Attached::kChanged;
-        return true;
+      const int directory = above.valid() ? above.get() : root.get();
+      if (!isRoot && !watchedAs(tree_[task.node.id].parent, directory)) {
+        if (tries >= kOpenTries) look(tree_[task.node.id].parent, true, true);
+      } else {
+        outcome = attach(task.node.id, fd.get(), !task.stolen);
+        // From here on a rename makes an event that finds this node; one of before shows in the directory above.
+        if (outcome != Attached::kChanged || isRoot || samePlace(fd.get(), directory, own)) {
+          level.fd = std::move(fd);
+          level.node = task.node;
+          level.wd = tree_[task.node.id].wd;
+          level.fresh = task.mark || task.type == Task::Type::kAdd || outcome == Attached::kChanged;
+          return true;
+        }
+        loseWatch(task.node.id, true);
       }
-      loseWatch(task.node.id, true);
     }
     // Not there, or renamed meanwhile: then events of that are on their way.
     lock.unlock();
@@ -1168,6 +1186,18 @@ bool Watcher::Engine::openTop(Task& task, Level& level, Attached& outcome) {
   if (!stop_ && !volume.removed && tree_.alive(task.node) && !tree_[task.node.id].queued) {
     look(task.node.id, task.mark, true);
   }
+  return false;
+}
+
+// Whether an opened directory is the one that `node` stands for. A node without a watch cannot tell: it waits for a look
+// of its own, which goes into what is below, or is named as unwatched.
+bool Watcher::Engine::watchedAs(std::uint32_t node, int fd) {
+  const std::int32_t own = tree_[node].wd;
+  if (own < 0) return true;
+  const std::string link = "/proc/self/fd/" + std::to_string(fd);
+  const std::int32_t wd = inotify_add_watch(inotify_.get(), link.c_str(), kMask);
+  if (wd == own) return true;
+  if (wd >= 0 && tree_.byWd(wd) == kNoNode) removals_.push_back(wd);
   return false;
 }
 

@@ -24,6 +24,8 @@ class Watcher {
     std::function<void()> onWake;
     // For tests: called by the reader before it reads, so that the queue can fill up.
     std::function<void()> beforeRead;
+    // For tests: called by the scanner before it opens the directory that it is to look at.
+    std::function<void()> beforeLook;
   };
   struct Added {
     std::uint64_t directories = 0;

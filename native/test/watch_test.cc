@@ -941,6 +941,37 @@ TEST_F(WatchTest, CloseCompletesWhatIsPendingAndIsIdempotent) {
   EXPECT_THROW(add(2, top + "/outside"), Error);
 }
 
+// The look at a new directory finds its path leading to the directory of the same name that an exchange above has just
+// put there, before the events of that are read: it must not take that one for its own.
+TEST_F(WatchTest, ADirectoryIsNotMistakenForItsNamesakeWhenThoseAboveAreExchanged_A7) {
+  make("one");
+  make("two/same/deep");
+  std::atomic<bool> armed{false};
+  std::jthread releaser;
+  Watcher::Options options;
+  options.beforeRead = [this] {
+    while (stalled) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  options.beforeLook = [&] {
+    if (!armed.exchange(false)) return;
+    stalled = true;
+    ASSERT_EQ(renameat2(AT_FDCWD, at("one").c_str(), AT_FDCWD, at("two").c_str(), RENAME_EXCHANGE), 0);
+    releaser = std::jthread([this] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      stalled = false;
+    });
+  };
+  start(std::move(options));
+  armed = true;
+  make("one/same");
+  expectUpToDate();
+  ASSERT_FALSE(armed);
+  expectWatched();
+  drop("two/same");
+  expectUpToDate("after one of them went");
+  expectWatched("after one of them went");
+}
+
 // ---- everything at once ----
 
 // Random operations by several writers while a consumer keeps up; at rest the consumer's picture is the tree and every
