@@ -8,6 +8,7 @@ import { type ActContext, applyPlan } from './act/apply.ts';
 import { FenceDriver } from './act/fence.ts';
 import { VolumeMemory } from './act/memory.ts';
 import { FULL_SYNCS, Turns } from './act/operations.ts';
+import { sweepLabels } from './act/sweep.ts';
 import {
   createKube,
   createLeaderElection,
@@ -47,6 +48,8 @@ export interface ControllerOptions {
   fenceLeaseMs?: number;
   /** between two polls of an agent for the leases, ms; default 1,000 */
   fenceBeatMs?: number;
+  /** from the take-over to the first search for labels of volumes that are no more, and between two, ms */
+  sweepMs?: { first: number; every: number };
   /** between two questions for the state of all volumes of an agent, ms; default 2,000 */
   reportMs?: number;
   concurrency?: number;
@@ -69,6 +72,8 @@ const CONCURRENCY = 8;
 /** A thousand claims that are met for the first time cost about ten writes each: three to four minutes. */
 const KUBE_RATE = { perSecond: 50, burst: 100 };
 const REPORT_MS = 2000;
+/** What is new at a take-over has its labels by the first sweep. */
+const SWEEP_MS = { first: 10_000, every: 3_600_000 };
 const REPORT_BYTES = 32 * 1024 * 1024;
 /** After a failed action: first and longest pause, ms. */
 const PAUSE = { first: 500, longest: 15_000 };
@@ -97,6 +102,8 @@ export class Controller {
   private trigger: TriggerServer | null = null;
   private timer: { cancel(): void } | null = null;
   private leadTerm: number | null = null;
+  /** own clock */
+  private sweepAt = Number.POSITIVE_INFINITY;
   private dead = false;
 
   private constructor(options: ControllerOptions) {
@@ -246,7 +253,10 @@ export class Controller {
       this.leadTerm = term;
       for (const memory of this.memories.values()) memory.cancel();
       if (term !== null) void this.lead(term);
-    } else if (term !== null) void this.askAll();
+    } else if (term !== null) {
+      void this.askAll();
+      if (clock.boot() >= this.sweepAt) void this.sweep();
+    }
     this.timer = clock.setTimeout(() => this.tick(), term === null ? Math.min(200, period) : period);
   }
 
@@ -255,8 +265,18 @@ export class Controller {
     this.answering.clear();
     await this.askAll();
     if (this.leadTerm !== term || this.dead) return;
-    for (const key of new Set([...this.world.claims.keys(), ...this.world.objects.keys()]))
-      this.queue.add(key, Math.random() * 200);
+    for (const key of this.world.keys()) this.queue.add(key, Math.random() * 200);
+    this.sweepAt = this.options.clock.boot() + (this.options.sweepMs ?? SWEEP_MS).first;
+  }
+
+  private async sweep(): Promise<void> {
+    this.sweepAt = this.options.clock.boot() + (this.options.sweepMs ?? SWEEP_MS).every;
+    try {
+      await sweepLabels(this.context.kube, this.world.nodes.values(), this.world.keys(), this.options.logger);
+    } catch (error) {
+      // It leads no more; whoever does, sweeps.
+      this.options.logger.debug({ error: errorText(error) }, 'the sweep was given up');
+    }
   }
 
   private async askAll(): Promise<void> {

@@ -405,6 +405,11 @@ export class World {
       for (const object of this.objects.by('pool', pool)) this.options.changed(keyOf(object), 200);
   }
 
+  /** All claims and SimpleVolumes, those of other drivers among them. */
+  keys(): Set<string> {
+    return new Set([...this.claims.keys(), ...this.objects.keys(), ...this.ahead.keys()]);
+  }
+
   /** The object as it is for sure not older than what this process has written or read itself. */
   object(key: string): SimpleVolume | undefined {
     return newer(this.objects.get(key), this.ahead.get(key));

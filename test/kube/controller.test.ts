@@ -32,6 +32,7 @@ tap.test('the controller', { skip: noKube(), timeout: 60_000 }, async (t) => {
   const controller = await cluster.controller('one', {
     trigger: { guard: 'proxy', host: '127.0.0.1', port: 0 },
     health: { host: '127.0.0.1', port: 0 },
+    sweepMs: { first: 500, every: 1500 },
   });
   t.teardown(async () => {
     await controller.stop();
@@ -273,6 +274,50 @@ tap.test('the controller', { skip: noKube(), timeout: 60_000 }, async (t) => {
       t.strictSame(await labelled('other', 'role'), []);
     },
   );
+
+  await t.test('labels of volumes that nobody knows are swept, all others stay (H6)', async (t) => {
+    const stays = {
+      'example.org/gone-role': 'active',
+      [`${PREFIX}pool.other`]: 'true',
+      [`${PREFIX}default.gone-size`]: 'large',
+    };
+    await kube.merge(
+      NODES,
+      { name: 'c' },
+      {
+        metadata: {
+          labels: { ...stays, [label('gone', 'role')]: 'active', [label('gone', 'candidate')]: 'true' },
+        },
+      },
+    );
+    const before = await labelled('saves', 'candidate');
+    await until('they are gone', async () => (await labelled('gone', 'candidate')).length === 0);
+    t.strictSame(await labelled('gone', 'role'), []);
+    t.match((await kube.get(NODES, { name: 'c' })).metadata.labels, stays);
+    t.strictSame(await labelled('saves', 'candidate'), before);
+  });
+
+  await t.test('a copy that is not wanted any more is removed from its node, late', async (t) => {
+    await cluster.claim('fewer', FAILOVER, { node: 'b' });
+    await cluster.workload('fewer', 'b');
+    await cluster.settled('fewer');
+    await kube.merge(
+      CLAIMS,
+      { namespace: 'default', name: 'fewer' },
+      { metadata: { annotations: { [`${PREFIX}replication-replicas`]: '1' } } },
+    );
+    const { status } = await cluster.settled('fewer', 1);
+    const out = status?.promotable?.nodes[0] === 'a' ? 'c' : 'a';
+    const copy = agents.agent(out).volume('default/pv-fewer');
+    t.ok(copy, 'its data is still there');
+    t.equal(agents.calls('/volume/remove').length, 0);
+    (copy as NonNullable<typeof copy>).freshAt = performance.now() - 700_000;
+    await until('it is gone', () => agents.agent(out).volume('default/pv-fewer') === undefined, 40_000);
+    t.match(agents.calls('/volume/remove'), [{ node: out, body: { volume: 'pv-fewer', epoch: 1 } }]);
+    await until('an Event tells it', async () =>
+      (await cluster.events('fewer')).some((one) => /not wanted any more/.test(one.message)),
+    );
+  });
 
   await t.test('health and metrics', async (t) => {
     const url = controller.healthUrl as string;

@@ -1,5 +1,7 @@
 import fc from 'fast-check';
 import t from 'tap';
+import { sweepLabels } from '../../controller/act/sweep.ts';
+import { KubeError } from '../../controller/cluster/index.ts';
 import {
   candidateLabel,
   isVolumeLabel,
@@ -110,4 +112,29 @@ t.test('B13/H6: labels of volumes that are deleted or not replicated any more ar
     { node: 'a', labels: { [roleLabel('d', 'w')]: null } },
   ]);
   t.end();
+});
+
+t.test('H6: a sweep takes off what nobody knows, and goes on when a node is gone or refuses', async (t) => {
+  const nodes = [
+    node('a', { [roleLabel('d', 'w')]: 'active', [roleLabel('d', 'gone')]: 'active' }),
+    node('b', { [candidateLabel('d', 'gone')]: 'true' }),
+    node('c', { [candidateLabel('d', 'gone')]: 'true', [`${P}pool.default`]: 'true' }),
+    node('d', { [candidateLabel('d', 'w')]: 'true', 'kubernetes.io/hostname': 'd' }),
+  ];
+  const patches: [string, unknown][] = [];
+  const warned: string[] = [];
+  const logger = { info() {}, warn: (_: object, text: string) => void warned.push(text) };
+  const kube = {
+    merge: async (_: unknown, { name }: { name: string }, patch: unknown) => {
+      if (name === 'a') throw new KubeError('NotFound', 'gone');
+      if (name === 'b') throw new KubeError('ServerError', 'not now');
+      patches.push([name, patch]);
+      return {} as never;
+    },
+  };
+  t.equal(await sweepLabels(kube, nodes, ['d/w', 'other/claim'], logger), 1);
+  t.same(patches, [['c', { metadata: { labels: { [candidateLabel('d', 'gone')]: null } } }]]);
+  t.equal(warned.length, 1);
+  const led = { merge: () => Promise.reject(new KubeError('NotLeader', 'no more')) };
+  await t.rejects(sweepLabels(led, nodes, ['d/w'], logger), new KubeError('NotLeader', 'no more'));
 });
