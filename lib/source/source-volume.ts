@@ -28,6 +28,8 @@ import type { Gate } from './gate.ts';
 import { keyOf } from './paths.ts';
 import { Pins } from './pins.ts';
 import { makePlan } from './plan.ts';
+import { Proof } from './proof.ts';
+import { Restless } from './restless.ts';
 import { type Copies, Sealer, type ShadowPaths, shadowPaths } from './seal.ts';
 import { marksOf, type Rest } from './walk.ts';
 
@@ -42,9 +44,6 @@ const LAST_BACKOFF_MS = 30_000;
 const HELD_MS = 5_000;
 /** Paths that could not be read are tried again after this time. */
 const UNREADABLE_MS = 60_000;
-/** Pauses before a large file that would not hold still is read again; doubled each time. */
-const FIRST_HOT_MS = 2_000;
-const LAST_HOT_MS = 60_000;
 /** Between two scans of the tree while some directories have no watch. */
 const UNWATCHED_MS = 60_000;
 /** Pause after each piece of an audit scan (about 2,000 entries): it is in no hurry. */
@@ -117,13 +116,11 @@ export class SourceVolume implements ServedVolume {
   readonly #forced = new Set<string>();
   readonly #special = new Map<string, Buffer>();
   readonly #unreadable = new Map<string, Buffer>();
-  /** large files that would not hold still; read again when their time has come */
-  readonly #restless = new Map<string, { path: Buffer; failures: number; notBefore: number }>();
+  readonly #restless: Restless;
+  readonly #proof: Proof;
   #hot = 0;
   /** the last batch took in as much as it may: this follows at once */
   #rest: Rest | null = null;
-  /** a whole scan by batches that is under way */
-  #whole: { cut: number; sighted: boolean } | null = null;
   /** boot clock of when it began to be pending */
   #restSince = 0;
 
@@ -132,19 +129,6 @@ export class SourceVolume implements ServedVolume {
   #filter: Filter | null = null;
   #state: State = 'stopped';
   #generation: (Generation & { quiescent: boolean }) | null = null;
-  /** batches begun since the start; each begins with a cut of that number */
-  #cuts = 0;
-  #asOf = 0;
-  /** the newest generation is on the disk, and holds everything as of this cut; null: not known */
-  #heldAsOf: number | null = null;
-  /** some directory had no watch since the last whole scan: events alone prove nothing */
-  #blind = false;
-  /** the last cut as of which a whole scan has seen everything */
-  #scannedAsOf = 0;
-  /** a whole scan that has looked at everything; what it found is dealt with by the next batch. sighted: all directories had watches when it began */
-  #scan: { cut: number; sighted: boolean } | null = null;
-  /** paths that a batch left out, with the last cut of which they hold everything */
-  readonly #behind = new Map<string, number>();
   #lineage: Lineage = [];
   #copies: Copies | null = null;
   #unfinished = false;
@@ -161,7 +145,6 @@ export class SourceVolume implements ServedVolume {
   #timer: { cancel(): void } | null = null;
   #auditTimer: { cancel(): void } | null = null;
   #retryTimer: { cancel(): void } | null = null;
-  #restlessTimer: { cancel(): void } | null = null;
   #audit: Promise<void> | null = null;
   #failures = 0;
   #notBefore = 0;
@@ -177,6 +160,8 @@ export class SourceVolume implements ServedVolume {
     this.#sealer = new Sealer(deps.native, deps.store, this.#shadow);
     this.#live = Buffer.from(deps.paths.live);
     this.#conditions = new Conditions(() => deps.clock.now());
+    this.#restless = new Restless(deps.clock, (paths) => this.#dirty(paths));
+    this.#proof = new Proof(() => deps.watcher.state(deps.watchNumber).unwatched === 0);
     this.#load();
   }
 
@@ -234,10 +219,7 @@ export class SourceVolume implements ServedVolume {
     this.#failures = 0;
     this.#notBefore = 0;
     this.#announced = null;
-    this.#heldAsOf = null;
-    this.#scannedAsOf = 0;
-    this.#scan = null;
-    this.#whole = null;
+    this.#proof.begin();
     this.#forced.clear();
     if (seen < epoch) this.#store.setMeta('epoch', epoch);
     await this.#redo();
@@ -256,14 +238,12 @@ export class SourceVolume implements ServedVolume {
   /** Ends the watch; waits for the batch that is running. */
   async stop(): Promise<void> {
     this.#abort.abort();
-    for (const timer of [this.#timer, this.#auditTimer, this.#retryTimer, this.#restlessTimer])
-      timer?.cancel();
-    this.#restlessTimer = null;
-    this.#restless.clear();
+    for (const timer of [this.#timer, this.#auditTimer, this.#retryTimer]) timer?.cancel();
     this.#timer = null;
     this.#auditTimer = null;
     this.#retryTimer = null;
     await this.#tail.catch(() => undefined);
+    this.#restless.clear();
     await this.#audit?.catch(() => undefined);
     await this.#dropRest();
     if (this.#watching) {
@@ -367,17 +347,10 @@ export class SourceVolume implements ServedVolume {
     this.#watchBudget();
   }
 
-  /** Whether all directories have a watch right now. */
-  #sighted(): boolean {
-    const sighted = this.#deps.watcher.state(this.#deps.watchNumber).unwatched === 0;
-    if (!sighted) this.#blind = true;
-    return sighted;
-  }
-
   #watchBudget(): void {
     const { watcher, watchNumber, auditMs = 0, log } = this.#deps;
     const s = watcher.state(watchNumber);
-    if (this.#sighted()) {
+    if (this.#proof.sighted()) {
       this.#conditions.clear('WatchBudgetExhausted');
       return;
     }
@@ -411,6 +384,14 @@ export class SourceVolume implements ServedVolume {
   }
 
   // ---- when a batch begins
+
+  /** These are to be looked at again. */
+  #dirty(paths: Iterable<Buffer>, type: number = MarkType.path): void {
+    if (!this.#watching) return;
+    const marks = [...paths].map((path) => ({ type, bits: MarkBit.content, path }));
+    this.#deps.watcher.putBack(this.#deps.watchNumber, encodeMarks(marks));
+    this.wake();
+  }
 
   /** Something may be dirty. */
   wake(): void {
@@ -460,7 +441,7 @@ export class SourceVolume implements ServedVolume {
   #run(all = false): Promise<void> {
     const work = async (): Promise<void> => {
       if (this.#abort.signal.aborted || !this.#filter) return;
-      if (all) this.#recall(Number.POSITIVE_INFINITY);
+      if (all) this.#restless.recall(Number.POSITIVE_INFINITY);
       this.#running = true;
       this.#timer?.cancel();
       this.#timer = null;
@@ -517,8 +498,7 @@ export class SourceVolume implements ServedVolume {
     const begin = clock.boot();
     const taken: Buffer[] = [];
     const rest = this.#rest;
-    const scan = this.#scan;
-    this.#scan = null;
+    const scan = this.#proof.takeScan();
     // if this batch fails, the walk begins anew
     if (rest) taken.push(encodeMarks(marksOf(rest)));
     this.#rest = null;
@@ -535,7 +515,7 @@ export class SourceVolume implements ServedVolume {
       newSlot: () => this.#nextSlot++,
       limit: this.#deps.batchLimit ?? BATCH_LIMIT,
       rest,
-      waits: (key) => (this.#restless.get(key)?.notBefore ?? 0) > clock.boot(),
+      waits: (key) => this.#restless.waits(key),
       signal: this.#abort.signal,
     });
     const take = (): Mark[] => {
@@ -547,12 +527,12 @@ export class SourceVolume implements ServedVolume {
       this.#state = this.#generation && this.#copies?.complete ? 'sealing' : 'scanning';
     let sealed = false;
     try {
-      const sighted = this.#sighted();
+      const sighted = this.#proof.sighted();
       const cut = this.#cut();
       let marks = take();
       // proven when this batch, or the last one of the walk, is sealed
       if (marks.some((m) => m.type === MarkType.subtree && m.path.length === 0))
-        this.#whole = { cut, sighted };
+        this.#proof.walkBegan({ cut, sighted });
       let left: Mark[] = [];
       let rounds = 0;
       let until = Number.POSITIVE_INFINITY;
@@ -576,22 +556,19 @@ export class SourceVolume implements ServedVolume {
       this.#checkRequired(batch);
       this.#checkMassDelete(batch);
       const settled = left.length === 0 && !batch.limited;
-      this.#noteRestless(batch);
+      this.#restless.note(batch);
       const stale = batch.busy.size + batch.unreadable.size + batch.leftOut.length + this.#restless.size > 0;
-      if (!batch.limited && (still || rounds > 1)) {
-        for (const done of [this.#whole, scan]) if (done) this.#scanned(done);
-        this.#whole = null;
-        this.#catchUp(cut, batch);
-      } else this.#scan ??= scan;
+      if (!batch.limited && (still || rounds > 1)) this.#proof.caughtUp(cut, scan, this.#waiting(batch));
+      else this.#proof.returnScan(scan);
       await this.#seal(batch, {
-        quiescent: still && settled && !stale && !this.#blind,
-        caughtUp: !batch.limited && !stale && (still || rounds > 1) && !this.#blind,
+        quiescent: still && settled && !stale && !this.#proof.blind,
+        caughtUp: !batch.limited && !stale && (still || rounds > 1) && !this.#proof.blind,
         settled,
         begin,
         rounds,
       });
       sealed = true;
-      if (!batch.limited) this.#heldAsOf = this.#asOf;
+      if (!batch.limited) this.#proof.sealed();
       if (!rest) this.#restSince = begin;
       this.#rest = batch.rest;
       this.#report(batch);
@@ -603,7 +580,7 @@ export class SourceVolume implements ServedVolume {
       if (!sealed && !this.#abort.signal.aborted && this.#watching)
         for (const marks of taken) watcher.putBack(watchNumber, marks);
       if (!sealed) {
-        this.#scan ??= scan;
+        this.#proof.returnScan(scan);
         await batch.close();
       }
       throw error;
@@ -767,7 +744,8 @@ export class SourceVolume implements ServedVolume {
     const before = [...this.#unreadable].filter(([key]) => !batch.fine.has(key)).map(([, path]) => path);
     const waiting = [
       ...batch.busy.values(),
-      ...[...batch.unreadable.values(), ...this.#restless.values()].map((u) => u.path),
+      ...[...batch.unreadable.values()].map((u) => u.path),
+      ...this.#restless.paths().map(([, path]) => path),
       ...before,
     ];
     return (
@@ -779,11 +757,8 @@ export class SourceVolume implements ServedVolume {
     );
   }
 
-  /**
-   * Of which cut everything is held now. A path that is left out holds what was there at the cut before the first
-   * batch that left it out; the slowest one decides.
-   */
-  #catchUp(cut: number, batch: Batch): void {
+  /** Paths whose newest content a batch leaves out. */
+  #waiting(batch: Batch): Set<string> {
     const waiting = new Set([
       ...batch.busy.keys(),
       ...this.#restless.keys(),
@@ -791,69 +766,14 @@ export class SourceVolume implements ServedVolume {
       ...batch.leftOut.map((path) => keyOf(path)),
     ]);
     for (const key of this.#unreadable.keys()) if (!batch.fine.has(key)) waiting.add(key);
-    for (const key of this.#behind.keys()) if (!waiting.has(key)) this.#behind.delete(key);
-    for (const key of waiting) if (!this.#behind.has(key)) this.#behind.set(key, cut - 1);
-    this.#sighted();
-    const seen = this.#blind ? this.#scannedAsOf : cut;
-    this.#asOf = Math.min(cut, seen, ...this.#behind.values());
+    return waiting;
   }
 
   /** All that happens before now will be in the batch, or be found by the scan, that begins now. */
   #cut(): number {
-    const cut = ++this.#cuts;
+    const cut = this.#proof.cut();
     this.#deps.onCut?.(cut);
     return cut;
-  }
-
-  /** A whole scan has been dealt with. */
-  #scanned(scan: { cut: number; sighted: boolean }): void {
-    this.#scannedAsOf = Math.max(this.#scannedAsOf, scan.cut);
-    if (scan.sighted && this.#sighted()) this.#blind = false;
-  }
-
-  /** Large files that would not hold still are read again later and later; those that did are forgotten. */
-  #noteRestless(batch: Batch): void {
-    const now = this.#deps.clock.boot();
-    for (const key of this.#restless.keys()) {
-      const seen =
-        batch.fine.has(key) ||
-        batch.unreadable.has(key) ||
-        batch.special.has(key) ||
-        batch.pending.get(key)?.change === 'gone';
-      if (seen && !batch.busy.has(key)) this.#restless.delete(key);
-    }
-    for (const [key, path] of batch.hot) {
-      const failures = (this.#restless.get(key)?.failures ?? 0) + 1;
-      const wait = Math.min(FIRST_HOT_MS * 2 ** (failures - 1), LAST_HOT_MS);
-      this.#restless.set(key, { path, failures, notBefore: now + wait });
-    }
-    this.#scheduleRecall();
-  }
-
-  #scheduleRecall(): void {
-    const { clock } = this.#deps;
-    this.#restlessTimer?.cancel();
-    this.#restlessTimer = null;
-    if (this.#restless.size === 0 || this.#abort.signal.aborted) return;
-    const next = Math.min(...[...this.#restless.values()].map((r) => r.notBefore));
-    this.#restlessTimer = clock.setTimeout(
-      () => {
-        this.#restlessTimer = null;
-        if (clock.boot() < next) this.#scheduleRecall();
-        else this.#recall(clock.boot());
-      },
-      Math.max(0, Math.ceil(next - clock.boot())),
-    );
-  }
-
-  /** Marks the restless files whose time has come. */
-  #recall(until: number): void {
-    const due = [...this.#restless.values()].filter((r) => r.notBefore <= until);
-    if (due.length === 0 || !this.#watching) return;
-    for (const r of due) r.notBefore = 0;
-    const marks = due.map(({ path }) => ({ type: MarkType.path, bits: MarkBit.content, path }));
-    this.#deps.watcher.putBack(this.#deps.watchNumber, encodeMarks(marks));
-    this.wake();
   }
 
   #announce(caughtUp: boolean): void {
@@ -866,7 +786,7 @@ export class SourceVolume implements ServedVolume {
       { epoch: generation.epoch, seq: generation.seq },
       generation.quiescent,
       caughtUp,
-      this.#asOf,
+      this.#proof.asOf,
     );
   }
 
@@ -891,7 +811,7 @@ export class SourceVolume implements ServedVolume {
     }
     for (const [key, path] of batch.special) this.#special.set(key, path);
     for (const [key, { path }] of batch.unreadable) this.#unreadable.set(key, path);
-    const hot = new Map([...batch.busy, ...[...this.#restless].map(([key, r]) => [key, r.path] as const)]);
+    const hot = new Map([...batch.busy, ...this.#restless.paths()]);
     this.#hot = hot.size;
     const c = this.#conditions;
     if (hot.size > 0)
@@ -908,14 +828,7 @@ export class SourceVolume implements ServedVolume {
       c.set('Unreadable', 'these paths cannot be read; their last version stays', this.#unreadable.values());
       this.#retryTimer ??= this.#deps.clock.setTimeout(() => {
         this.#retryTimer = null;
-        if (!this.#watching) return;
-        const marks = [...this.#unreadable.values()].map((path) => ({
-          type: MarkType.subtree,
-          bits: MarkBit.content,
-          path,
-        }));
-        this.#deps.watcher.putBack(this.#deps.watchNumber, encodeMarks(marks));
-        this.wake();
+        this.#dirty(this.#unreadable.values(), MarkType.subtree);
       }, UNREADABLE_MS);
     } else c.clear('Unreadable');
     this.#watchBudget();
@@ -966,7 +879,7 @@ export class SourceVolume implements ServedVolume {
     if (!this.#watching || !this.#filter || this.#state !== 'watching') return 0;
     await watcher.retry();
     this.#watchBudget();
-    const scan = { cut: this.#cut(), sighted: this.#sighted() };
+    const scan = { cut: this.#cut(), sighted: this.#proof.sighted() };
     let found = 0;
     let marks: Mark[] = [];
     const give = (): void => {
@@ -997,9 +910,9 @@ export class SourceVolume implements ServedVolume {
       if (marks.length >= 1000) give();
     }
     give();
-    if (this.#blind && !signal.aborted) {
+    if (this.#proof.blind && !signal.aborted) {
       // also when nothing was found: then a batch without marks proves it
-      this.#scan = scan;
+      this.#proof.scanEnded(scan);
       this.#kick();
     }
     return found;
@@ -1057,7 +970,7 @@ export class SourceVolume implements ServedVolume {
   complete(): boolean {
     if (this.#state !== 'watching' || this.#running || !this.#watching || this.#unfinished) return false;
     if (this.#generation?.epoch !== this.#epoch || this.#rest) return false;
-    if (!this.#sighted() || this.#blind) return false;
+    if (!this.#proof.sighted() || this.#proof.blind) return false;
     if (this.#hot > 0 || this.#unreadable.size > 0) return false;
     const s = this.#deps.watcher.state(this.#deps.watchNumber);
     return s.dirty === 0 && s.pendingDirs === 0 && !s.rootLost;
@@ -1070,7 +983,7 @@ export class SourceVolume implements ServedVolume {
   holdsAsOf(): number | null {
     if (!this.#watching || this.#unfinished || this.#generation?.epoch !== this.#epoch) return null;
     if (!this.#copies?.complete || this.#copies.ahead) return null;
-    return this.#heldAsOf;
+    return this.#proof.heldAsOf;
   }
 
   status(): SourceStatus {
