@@ -133,7 +133,9 @@ export class Controller {
     });
     // A write leaves only while this process surely leads: asked in the moment in which it is sent.
     const gated = this.kube.gated(() => !this.dead && this.election.leads());
-    this.recorder = createRecorder({ kube: gated, clock, logger, instance: options.identity });
+    // What was said before a clean stop is still written.
+    const events = this.kube.gated(() => this.election.leads());
+    this.recorder = createRecorder({ kube: events, clock, logger, instance: options.identity });
     this.queue = createWorkQueue({
       work: (key) => this.work(key),
       concurrency: options.concurrency ?? CONCURRENCY,
