@@ -8,6 +8,7 @@ import { readToken } from '../../lib/agent/config.ts';
 import { SimpleVolumeError } from '../../lib/core/errors.ts';
 import { createHttpClient, type HttpClient, RemoteError } from '../../lib/core/http-client.ts';
 import type { Clock } from '../../lib/core/parts.ts';
+import { AGENT_TLS_NAME } from '../../lib/core/tls.ts';
 import type { Pod } from '../cluster/index.ts';
 
 /** Who an agent's pods are. */
@@ -165,6 +166,7 @@ export class Agents {
       options.http ??
       createHttpClient({
         maxSockets: (options.perAgent ?? 4) + 2,
+        serverName: AGENT_TLS_NAME,
         ...(options.ca === undefined ? {} : { ca: options.ca }),
       });
   }

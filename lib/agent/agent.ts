@@ -11,7 +11,7 @@ import type { AddressInfo } from 'node:net';
 import type { FastifyInstance } from 'fastify';
 import { SimpleVolumeError } from '../core/errors.ts';
 import { formatGeneration, type Generation, parseGeneration } from '../core/generation.ts';
-import { createHttpClient, type HttpClient } from '../core/http-client.ts';
+import { createHttpClient, type HttpClient, type HttpClientOptions } from '../core/http-client.ts';
 import {
   type Clock,
   type Condition,
@@ -26,6 +26,7 @@ import {
   type VolumeName,
   volumeKey,
 } from '../core/parts.ts';
+import { AGENT_TLS_NAME } from '../core/tls.ts';
 import { native } from '../native/load.ts';
 import type { Native, Watcher } from '../native/types.ts';
 import { mountsOf } from '../replica/mounts.ts';
@@ -61,6 +62,7 @@ import { type AgentMetrics, createMetrics } from './metrics.ts';
 import { Pool } from './pool.ts';
 import { Semaphore } from './semaphore.ts';
 import { createServer, createSocketServer, listenOnSocket } from './server.ts';
+import { readAuthorities, readTls, TlsRenewal } from './tls.ts';
 import { VolumeEntry, type VolumeParts } from './volume-entry.ts';
 
 const POOL_CHECK_MS = 5_000;
@@ -87,7 +89,7 @@ export class Agent implements AgentApi {
   readonly #log: Logger;
   readonly #native: Native;
   readonly #clock: Clock;
-  readonly #http: HttpClient = createHttpClient();
+  readonly #http: HttpClient;
   readonly #grants: Grants;
   readonly #beats: Beats;
   readonly #offers: Offers;
@@ -117,6 +119,7 @@ export class Agent implements AgentApi {
   #url = '';
   #webdavUrl = '';
   #stopped = false;
+  #renewal: TlsRenewal | null = null;
   #trash: Promise<void> = Promise.resolve();
 
   private constructor(config: AgentConfig, version: string) {
@@ -125,6 +128,11 @@ export class Agent implements AgentApi {
     this.#native = native;
     this.#clock = systemClock(native);
     this.#startedAt = this.#clock.boot();
+    const tls: HttpClientOptions = {
+      serverName: AGENT_TLS_NAME,
+      ...(config.caFile === null ? {} : { ca: readAuthorities(config.caFile) }),
+    };
+    this.#http = createHttpClient(tls);
     this.#grants = createGrants(config.token);
     this.#metrics = createMetrics(version);
     this.#beats = new Beats({
@@ -138,6 +146,7 @@ export class Agent implements AgentApi {
     });
     this.#fencing = new Fencing({
       node: config.node,
+      tls,
       leaseMs: config.leaseMs,
       clock: this.#clock,
       log: this.#log,
@@ -158,6 +167,7 @@ export class Agent implements AgentApi {
       rclone: () => this.#rclone,
       node: config.node,
       hashFile: native.hashFile,
+      caFile: config.caFile,
       onReceived: (bytes) => {
         this.#metrics.pulledBytes.inc(bytes);
         this.#memory.worked();
@@ -189,10 +199,13 @@ export class Agent implements AgentApi {
   async #listen(): Promise<void> {
     const { http, webdav, advertise, advertiseWebdav, browseAuth, token } = this.#config;
     const authenticate = createAuthenticate(token, (text) => this.#grants.verify(text));
-    this.#api = createServer(this, authenticate, this.#log);
+    const { tls: files } = this.#config;
+    const tls = files && readTls(files);
+    const scheme = tls ? 'https' : 'http';
+    this.#api = createServer(this, authenticate, this.#log, tls);
     await this.#api.listen({ host: http.host, port: http.port });
     const real = this.#api.server.address() as AddressInfo;
-    this.#url = advertise ?? addressUrl({ host: http.host, port: real.port });
+    this.#url = advertise ?? addressUrl({ host: http.host, port: real.port }, scheme);
     this.#webdav = new Webdav({
       offers: this.#offers,
       volumes: {
@@ -201,6 +214,7 @@ export class Agent implements AgentApi {
       },
       authenticate,
       browseAuth,
+      tls,
       clock: this.#clock,
       log: this.#log,
       onSent: (bytes) => {
@@ -208,12 +222,13 @@ export class Agent implements AgentApi {
         this.#memory.worked();
       },
     });
+    if (files) this.#renewal = new TlsRenewal(files, [this.#api.server, this.#webdav.server], this.#log);
     if (this.#config.socket !== null) {
       this.#socket = createSocketServer(this, this.#log);
       await listenOnSocket(this.#socket, this.#config.socket);
     }
     const dav = await this.#webdav.listen(webdav.port, webdav.host);
-    this.#webdavUrl = advertiseWebdav ?? addressUrl({ host: webdav.host, port: dav.port });
+    this.#webdavUrl = advertiseWebdav ?? addressUrl({ host: webdav.host, port: dav.port }, scheme);
   }
 
   async #lookForRclone(): Promise<void> {
@@ -249,6 +264,7 @@ export class Agent implements AgentApi {
       }
     }
     this.#opening = false;
+    this.#renewal?.look();
     if (this.#rclone === null) await this.#lookForRclone();
     await this.#memory.look().catch(() => undefined); // nothing depends on it
     if (this.#stopped) return;

@@ -6,6 +6,7 @@ import { SimpleVolumeError } from '../core/errors.ts';
 import { checkName } from '../core/names.ts';
 import { MAX_LEASE_MS, MIN_LEASE_MS } from '../fence/timing.ts';
 import { LOG_LEVELS, type LogLevel } from './logger.ts';
+import { readAuthorities, readTls, type TlsFiles } from './tls.ts';
 
 export interface Address {
   host: string;
@@ -33,6 +34,10 @@ export interface AgentConfig {
   leaseMs: number;
   /** unix socket for csi-node; null: none */
   socket: string | null;
+  /** null: plain HTTP */
+  tls: TlsFiles | null;
+  /** PEM authorities for other agents that serve TLS; null: the system's */
+  caFile: string | null;
 }
 
 export interface Option {
@@ -137,6 +142,24 @@ export const OPTIONS: Option[] = [
     help: 'unix socket on which csi-node of this node asks how long writers may run',
   },
   {
+    flag: 'tls-cert',
+    value: 'FILE',
+    env: 'SIMPLE_VOLUME_TLS_CERT',
+    help: 'PEM certificate chain with the DNS name simple-volume-agent: both addresses serve TLS; renewed files are taken up',
+  },
+  {
+    flag: 'tls-key',
+    value: 'FILE',
+    env: 'SIMPLE_VOLUME_TLS_KEY',
+    help: 'PEM key of --tls-cert',
+  },
+  {
+    flag: 'ca-file',
+    value: 'FILE',
+    env: 'SIMPLE_VOLUME_CA_FILE',
+    help: 'PEM authorities that other agents are checked against',
+  },
+  {
     flag: 'log-level',
     value: LOG_LEVELS.join('|'),
     env: 'SIMPLE_VOLUME_LOG_LEVEL',
@@ -161,8 +184,8 @@ export function parseAddress(text: string, flag: string): Address {
   return { host: m[1] ?? (m[2] as string), port };
 }
 
-export const addressUrl = (a: Address): string =>
-  `http://${isIP(a.host) === 6 ? `[${a.host}]` : a.host}:${a.port}`;
+export const addressUrl = (a: Address, scheme: 'http' | 'https' = 'http'): string =>
+  `${scheme}://${isIP(a.host) === 6 ? `[${a.host}]` : a.host}:${a.port}`;
 
 /** An http(s) URL without credentials, query or fragment; the trailing slash is dropped. */
 export function parseUrl(text: string, field: string): string {
@@ -225,6 +248,14 @@ export function parseConfig(
   const advertise = get('advertise');
   const socket = get('socket');
   const advertiseWebdav = get('advertise-webdav');
+  const certFile = get('tls-cert');
+  const keyFile = get('tls-key');
+  if ((certFile === null) !== (keyFile === null))
+    bad(certFile === null ? 'tls-cert' : 'tls-key', 'is required together with the other one');
+  const tls = certFile && keyFile ? { certFile: resolve(certFile), keyFile: resolve(keyFile) } : null;
+  if (tls) readTls(tls);
+  const caFile = get('ca-file');
+  if (caFile !== null) readAuthorities(caFile);
   return {
     node: checkName(need('node'), '--node'),
     poolName: checkName(need('pool-name'), '--pool-name', 'label'),
@@ -242,5 +273,7 @@ export function parseConfig(
     auditMs: parseDuration(need('audit'), '--audit', 1000, 86_400_000),
     leaseMs: parseDuration(need('lease'), '--lease', MIN_LEASE_MS, MAX_LEASE_MS),
     socket: socket === null ? null : resolve(socket),
+    tls,
+    caFile: caFile === null ? null : resolve(caFile),
   };
 }

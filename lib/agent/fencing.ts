@@ -4,7 +4,7 @@
  */
 import { randomInt } from 'node:crypto';
 import { SimpleVolumeError } from '../core/errors.ts';
-import { createHttpClient, type HttpClient } from '../core/http-client.ts';
+import { createHttpClient, type HttpClient, type HttpClientOptions } from '../core/http-client.ts';
 import { type Clock, type Logger, type VolumeName, volumeKey } from '../core/parts.ts';
 import type { VolumeStore } from '../core/store.ts';
 import { FIRST_BEAT_RANGE } from '../fence/beats.ts';
@@ -46,7 +46,8 @@ export interface FencingDeps {
   log: Logger;
   /** how a peer of this volume's node name is reached; null: not known */
   peer(node: string): { url: string; token: string } | null;
-  http?: HttpClient;
+  /** how agents that serve TLS are checked */
+  tls: HttpClientOptions;
 }
 
 export class Fencing {
@@ -60,7 +61,7 @@ export class Fencing {
 
   constructor(deps: FencingDeps) {
     this.#deps = deps;
-    this.#http = deps.http ?? createHttpClient({ maxSockets: 2 });
+    this.#http = createHttpClient({ maxSockets: 2, ...deps.tls });
     this.#fence = new NodeFence(deps.node, deps.leaseMs, randomInt(1, FIRST_BEAT_RANGE));
   }
 

@@ -10,6 +10,7 @@ import { syncRoutes } from './routes/sync.ts';
 import { transferRoutes } from './routes/transfers.ts';
 import { volumeRoutes } from './routes/volumes.ts';
 import { watchRoutes } from './routes/watch.ts';
+import type { ServedTls } from './tls.ts';
 
 declare module 'fastify' {
   interface FastifyRequest {
@@ -94,8 +95,14 @@ export function createSocketServer(api: AgentApi, log: Logger): FastifyInstance 
   return app;
 }
 
-export function createServer(api: AgentApi, authenticate: Authenticate, log: Logger): FastifyInstance {
-  const app = createBase(authenticate, log);
+/** @param tls null: plain HTTP */
+export function createServer(
+  api: AgentApi,
+  authenticate: Authenticate,
+  log: Logger,
+  tls: ServedTls | null = null,
+): FastifyInstance {
+  const app = createBase(authenticate, log, tls);
   healthRoutes(app, api);
   watchRoutes(app, api);
   syncRoutes(app, api);
@@ -106,7 +113,8 @@ export function createServer(api: AgentApi, authenticate: Authenticate, log: Log
 }
 
 /** Limits, authentication and errors without any route. */
-function createBase(authenticate: Authenticate, log: Logger): FastifyInstance {
+function createBase(authenticate: Authenticate, log: Logger, tls: ServedTls | null = null): FastifyInstance {
+  const limits = { maxHeaderSize: 16 * 1024, headersTimeout: 10_000 };
   const app = Fastify({
     logger: false,
     bodyLimit: MiB,
@@ -117,7 +125,7 @@ function createBase(authenticate: Authenticate, log: Logger): FastifyInstance {
     trustProxy: false,
     exposeHeadRoutes: false,
     routerOptions: { maxParamLength: 300, ignoreTrailingSlash: false },
-    http: { maxHeaderSize: 16 * 1024, headersTimeout: 10_000 },
+    ...(tls ? { https: { ...limits, ...tls } } : { http: limits }),
     ajv: {
       customOptions: {
         coerceTypes: false,

@@ -92,6 +92,8 @@ export interface HttpClientOptions {
   maxSockets?: number;
   /** PEM of the authorities that https agents are checked against; default: the system's */
   ca?: string;
+  /** DNS name that certificates must have, whatever host is dialled; default: the host */
+  serverName?: string;
 }
 
 export function createHttpClient(options: HttpClientOptions = {}): HttpClient {
@@ -102,7 +104,11 @@ export function createHttpClient(options: HttpClientOptions = {}): HttpClient {
     maxFreeSockets: 2,
   };
   const plain = new http.Agent(shared);
-  const secure = new https.Agent(options.ca === undefined ? shared : { ...shared, ca: options.ca });
+  const secure = new https.Agent({
+    ...shared,
+    ...(options.ca === undefined ? {} : { ca: options.ca }),
+    ...(options.serverName === undefined ? {} : { servername: options.serverName }),
+  });
 
   function exchange<T>(call: HttpCall, url: URL, retried: boolean): Promise<HttpReply<T>> {
     const method = call.method ?? (call.body === undefined ? 'GET' : 'POST');

@@ -8,6 +8,7 @@ import { randomBytes } from 'node:crypto';
 import { closeSync, existsSync, mkdirSync, openSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { mkdtemp } from 'node:fs/promises';
 import { request as httpRequest } from 'node:http';
+import { request as tlsRequest } from 'node:https';
 import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -15,6 +16,7 @@ import { fileURLToPath } from 'node:url';
 import { compareGenerations, type Generation, parseGeneration } from '../core/generation.ts';
 import type { ReplicaStatus, SourceStatus, VolumeName } from '../core/parts.ts';
 import { type CopyState, copyState } from '../core/replica-state.ts';
+import { AGENT_TLS_NAME } from '../core/tls.ts';
 
 export const PROJECT = fileURLToPath(new URL('../..', import.meta.url));
 
@@ -75,12 +77,14 @@ function request(
   headers: Record<string, string> = {},
   body = '',
   limitMs = 10_000,
+  ca?: string,
 ): Promise<{ status: number; text: string }> {
   return new Promise((resolve, reject) => {
-    const sent = httpRequest(
+    const sent = (url.startsWith('https:') ? tlsRequest : httpRequest)(
       url,
       {
         method,
+        ...(ca === undefined ? {} : { ca, servername: AGENT_TLS_NAME }),
         agent: false,
         signal: AbortSignal.timeout(limitMs),
         headers: { ...headers, 'content-length': Buffer.byteLength(body) },
@@ -115,6 +119,12 @@ export async function freePorts(count: number): Promise<number[]> {
   return ports;
 }
 
+export interface LocalTls {
+  cert: string;
+  key: string;
+  ca: string;
+}
+
 export interface AgentOptions {
   node: string;
   /** Folder for the pool, the token and the log. */
@@ -125,6 +135,8 @@ export interface AgentOptions {
   /** Further flags of `simple-volume agent`. */
   flags?: readonly string[];
   env?: Readonly<Record<string, string>>;
+  /** Files with a certificate, its key and the authority: the agents serve TLS. */
+  tls?: LocalTls;
   /** Command that starts the agent instead of this checkout's own, e.g. the bundled one. */
   command?: readonly string[];
 }
@@ -154,6 +166,7 @@ export class LocalAgent {
   readonly token: string;
   readonly logFile: string;
   readonly #options: AgentOptions;
+  readonly #ca: string | undefined;
   #child: ChildProcess | null = null;
   #ended: Promise<{ code: number | null; signal: NodeJS.Signals | null }> | null = null;
 
@@ -163,8 +176,10 @@ export class LocalAgent {
     this.token = options.token;
     this.pool = join(options.folder, `pool-${options.node}`);
     this.logFile = join(options.folder, `agent-${options.node}.log`);
-    this.url = `http://127.0.0.1:${options.httpPort}`;
-    this.webdavUrl = `http://127.0.0.1:${options.webdavPort}`;
+    const scheme = options.tls ? 'https' : 'http';
+    this.url = `${scheme}://127.0.0.1:${options.httpPort}`;
+    this.webdavUrl = `${scheme}://127.0.0.1:${options.webdavPort}`;
+    this.#ca = options.tls && readFileSync(options.tls.ca, 'utf8');
   }
 
   get pid(): number | null {
@@ -178,7 +193,7 @@ export class LocalAgent {
   /** Starts the process and waits until it says that it is ready. The pool survives from one start to the next. */
   async start(limitMs = 60_000): Promise<void> {
     if (this.running) return;
-    const { folder } = this.#options;
+    const { folder, httpPort, webdavPort, tls } = this.#options;
     mkdirSync(this.pool, { recursive: true });
     const tokenFile = join(folder, `token-${this.node}`);
     if (!existsSync(tokenFile)) writeFileSync(tokenFile, `${this.token}\n`, { mode: 0o600 });
@@ -192,7 +207,8 @@ export class LocalAgent {
           ...args,
           'agent',
           ...['--node', this.node, '--pool-name', 'local', '--pool-path', this.pool],
-          ...['--http', this.url.slice('http://'.length), '--webdav', this.webdavUrl.slice('http://'.length)],
+          ...['--http', `127.0.0.1:${httpPort}`, '--webdav', `127.0.0.1:${webdavPort}`],
+          ...(tls ? ['--tls-cert', tls.cert, '--tls-key', tls.key, '--ca-file', tls.ca] : []),
           ...['--token-file', tokenFile],
           ...(this.#options.flags ?? []),
         ],
@@ -216,7 +232,7 @@ export class LocalAgent {
         if (!this.running) {
           throw new Error(`it ended at once; the end of ${this.logFile}:\n${this.logTail()}`);
         }
-        return (await request('GET', `${this.url}/readyz`)).status === 200;
+        return (await this.#request('GET', '/readyz')).status === 200;
       },
       limitMs,
     ).catch((error: unknown) => {
@@ -256,14 +272,24 @@ export class LocalAgent {
     }
   }
 
+  #request(
+    method: string,
+    path: string,
+    headers: Record<string, string> = {},
+    body = '',
+    limitMs = 10_000,
+  ): Promise<{ status: number; text: string }> {
+    return request(method, `${this.url}${path}`, headers, body, limitMs, this.#ca);
+  }
+
   /**
    * One request with the agent's token.
    * @throws AgentRefusal for an answer that is not 2xx; an error of the socket when the agent is away
    */
   async call<T = unknown>(method: string, path: string, body?: unknown, limitMs = 120_000): Promise<T> {
-    const { status, text } = await request(
+    const { status, text } = await this.#request(
       method,
-      `${this.url}${path}`,
+      path,
       {
         authorization: `Bearer ${this.token}`,
         ...(body === undefined ? {} : { 'content-type': 'application/json' }),
@@ -317,7 +343,7 @@ export class LocalAgent {
 
   /** One sample of its Prometheus metrics, summed over all labels; null when there is none of that name. */
   async metric(name: string): Promise<number | null> {
-    const { text } = await request('GET', `${this.url}/metrics`);
+    const { text } = await this.#request('GET', '/metrics');
     let sum: number | null = null;
     for (const line of text.split('\n')) {
       const match = /^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[^}]*\})?\s+(\S+)/.exec(line);
@@ -346,6 +372,7 @@ export interface ClusterOptions {
   flags?: readonly string[];
   env?: Readonly<Record<string, string>>;
   command?: readonly string[];
+  tls?: LocalTls;
   /** Prefix of the temporary folder. */
   prefix?: string;
 }
@@ -392,6 +419,7 @@ export class LocalCluster {
           ...(options.flags === undefined ? {} : { flags: options.flags }),
           ...(options.env === undefined ? {} : { env: options.env }),
           ...(options.command === undefined ? {} : { command: options.command }),
+          ...(options.tls === undefined ? {} : { tls: options.tls }),
         }),
       ]),
     );

@@ -5,8 +5,10 @@ import { formatGeneration, type Generation, type Lineage, parseGeneration } from
 import type { HttpClient } from '../core/http-client.ts';
 import { type HashFile, TRAILER } from '../core/manifest.ts';
 import type { Offer, OfferedPack, Puller, PullSource } from '../core/parts.ts';
+import { AGENT_TLS_NAME } from '../core/tls.ts';
 import { Limit } from './limit.ts';
 import { rcloneCat } from './rclone.ts';
+import { openRelay } from './relay.ts';
 
 export interface PullerOptions {
   http: HttpClient;
@@ -102,24 +104,38 @@ export function createPuller(options: PullerOptions): Puller {
     signal: AbortSignal,
     onData: (chunk: Buffer) => Promise<void>,
   ): Promise<number> =>
-    limit.run(signal, () =>
-      rcloneCat(
-        {
-          binary: options.rclone(),
-          folder: `${source.webdavUrl.replace(/\/+$/, '')}${offer.webdavPath}`,
-          name,
-          token: source.token,
-          signal,
-          caFile: options.caFile ?? null,
-          ...(options.stallMs === undefined ? {} : { stallMs: options.stallMs }),
-          ...(options.graceMs === undefined ? {} : { graceMs: options.graceMs }),
-        },
-        (chunk) => {
-          options.onReceived?.(chunk.length);
-          return onData(chunk);
-        },
-      ),
-    );
+    limit.run(signal, async () => {
+      const url = new URL(source.webdavUrl.replace(/\/+$/, '') + offer.webdavPath);
+      const relay =
+        url.protocol === 'https:'
+          ? await openRelay({
+              host: url.hostname.replace(/^\[|\]$/g, ''), // an IPv6 address
+              port: Number(url.port || 443),
+            })
+          : null;
+      if (relay) url.host = AGENT_TLS_NAME;
+      try {
+        return await rcloneCat(
+          {
+            binary: options.rclone(),
+            folder: url.href,
+            name,
+            token: source.token,
+            signal,
+            caFile: options.caFile ?? null,
+            socket: relay?.socket ?? null,
+            ...(options.stallMs === undefined ? {} : { stallMs: options.stallMs }),
+            ...(options.graceMs === undefined ? {} : { graceMs: options.graceMs }),
+          },
+          (chunk) => {
+            options.onReceived?.(chunk.length);
+            return onData(chunk);
+          },
+        );
+      } finally {
+        await relay?.close();
+      }
+    });
 
   return {
     async offer(source, want, signal) {

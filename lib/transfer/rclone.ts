@@ -13,6 +13,8 @@ export interface CatOptions {
   token: string;
   /** PEM file with the authorities for https, null: the system's */
   caFile?: string | null;
+  /** unix socket to dial instead of the URL's host */
+  socket?: string | null;
   signal: AbortSignal;
   /** ms without a byte after which the transfer is given up; default 60,000 */
   stallMs?: number;
@@ -58,6 +60,7 @@ function environment(o: CatOptions): NodeJS.ProcessEnv {
     RCLONE_WEBDAV_BEARER_TOKEN: o.token,
     // by environment: a binary that does not know the option ignores it (its default is 10 ms before every request)
     RCLONE_WEBDAV_PACER_MIN_SLEEP: '1ms',
+    ...(o.socket ? { RCLONE_WEBDAV_UNIX_SOCKET: o.socket } : {}),
     ...(o.caFile ? { RCLONE_CA_CERT: o.caFile } : {}),
     GOMEMLIMIT: '40MiB',
     GOGC: '50',

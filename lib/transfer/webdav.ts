@@ -17,6 +17,7 @@ import {
   type Server,
   type ServerResponse,
 } from 'node:http';
+import { createServer as createTlsServer } from 'node:https';
 import type { AddressInfo, Socket } from 'node:net';
 import webdav from 'webdav-server';
 import { SimpleVolumeError } from '../core/errors.ts';
@@ -51,6 +52,8 @@ export interface WebdavOptions {
   authenticate: (authorization: string | undefined) => Principal | null;
   /** false: `/browse` is open to everybody who can reach the port */
   browseAuth: boolean;
+  /** PEM certificate chain and key; null: plain HTTP */
+  tls?: { cert: Buffer; key: Buffer } | null;
   clock: Clock;
   log: Logger;
   /** called with the bytes of bodies that were sent */
@@ -173,17 +176,19 @@ export class Webdav {
     this.#options = options;
     this.#views = new Views(options.clock);
     this.#dav = this.#carrier();
-    this.server = createServer(
-      {
-        maxHeaderSize: 16 * 1024,
-        headersTimeout: 10_000,
-        requestTimeout: 30_000,
-        keepAliveTimeout: 30_000,
-        connectionsCheckingInterval: 5000,
-        noDelay: true,
-      },
-      (request, response) => void this.#guard(request, response),
-    );
+    const limits = {
+      maxHeaderSize: 16 * 1024,
+      headersTimeout: 10_000,
+      requestTimeout: 30_000,
+      keepAliveTimeout: 30_000,
+      connectionsCheckingInterval: 5000,
+      noDelay: true,
+    };
+    const answer = (request: IncomingMessage, response: ServerResponse): void =>
+      void this.#guard(request, response);
+    this.server = options.tls
+      ? createTlsServer({ ...limits, ...options.tls }, answer)
+      : createServer(limits, answer);
     this.server.maxConnections = 256;
     this.server.setTimeout(options.idleMs ?? 120_000);
     this.server.on('clientError', (error: NodeJS.ErrnoException, socket: Socket) => {
