@@ -141,6 +141,11 @@ export class RequestProxy {
     return proxy;
   }
 
+  /** Breaks all connections of clients; new ones are taken. */
+  cut(): void {
+    this.server.closeAllConnections();
+  }
+
   async stop(): Promise<void> {
     this.server.closeAllConnections();
     this.upstream.destroy();
