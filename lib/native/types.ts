@@ -171,6 +171,17 @@ export interface Native {
   removeTree(root: Bytes, path: Bytes): Promise<number>;
   /** What the file system of `directory` can do. */
   probe(directory: Bytes): Promise<{ type: string; reflink: boolean; xattrs: boolean; dev: number }>;
+  /** Mounts `source` (a directory) on `target` too. For csi-node; paths are absolute and resolved as mount(2) does. */
+  bindMount(source: Bytes, target: Bytes): Promise<void>;
+  /**
+   * Gives a bind mount these options and no others: ro, nosuid, nodev, noexec, noatime, nodiratime, relatime,
+   * strictatime, nosymfollow. @throws EINVAL for any other
+   */
+  remountBind(target: Bytes, options: readonly string[]): Promise<void>;
+  /** Covers a directory with an empty read-only tmpfs; `name` is what the mount table shows as its source. */
+  coverMount(name: Bytes, target: Bytes): Promise<void>;
+  /** Takes the mount on top away, never lazily. @throws EBUSY in use, EINVAL nothing is mounted there */
+  unmount(target: Bytes): Promise<void>;
   /** CLOCK_BOOTTIME in milliseconds: goes on while suspended, one line for the whole boot. */
   bootMs(): number;
   /** Gives pages that the allocator holds and nobody uses back to the system. */
