@@ -4,6 +4,7 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { CLAIMS, CLUSTER_SIMPLE_VOLUMES, SIMPLE_VOLUMES } from '../controller/cluster/index.ts';
 import { PREFIX } from '../controller/plan/types.ts';
+import { parseDuration } from '../lib/core/duration.ts';
 import { PROJECT } from '../lib/local/cluster.ts';
 import { noKube } from '../test/kube/harness/programs.ts';
 import { freePort } from '../test/kube/harness/server.ts';
@@ -100,21 +101,23 @@ function startController(cluster: TestCluster, port: number): ChildProcess {
  * From the moment in which an annotation's patch is sent until the agent of the active node is told (its watch/start has
  * arrived), s. The volumes are ones that the last node has nothing to do with.
  */
-async function changed(cluster: TestCluster, name: string, debounce: string): Promise<number> {
+async function changed(cluster: TestCluster, name: string, ms: number): Promise<number> {
   const { seen } = cluster.agents;
   const from = seen.length;
   const begun = performance.now();
   await cluster.kube.merge(
     CLAIMS,
     { namespace: 'default', name },
-    { metadata: { annotations: { [`${PREFIX}replication-debounce`]: debounce } } },
+    { metadata: { annotations: { [`${PREFIX}replication-debounce`]: `${ms}ms` } } },
   );
   const told = await until(`the agent is told of ${name}`, () =>
     seen
       .slice(from)
       .find(
         ({ path, body }) =>
-          path.endsWith('/watch/start') && body.volume === `pv-${name}` && body.debounce === debounce,
+          path.endsWith('/watch/start') &&
+          body.volume === `pv-${name}` &&
+          parseDuration(String(body.debounce), 'debounce') === ms,
       ),
   );
   return (told.at - begun) / 1000;
@@ -190,7 +193,7 @@ export const figure: Figure = {
           await sleep(8000);
           for (let i = 0; i < CHANGES; i++) {
             const name = names[next++ % names.length] as string;
-            (hangs ? beside : quick).push(await changed(cluster, name, `${4000 + next}ms`));
+            (hangs ? beside : quick).push(await changed(cluster, name, 4000 + next));
             await sleep(200);
           }
         }
