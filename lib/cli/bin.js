@@ -18,9 +18,9 @@ const OLDEST_NODE = [24, 15];
 /**
  * Roles that run for months beside workloads: the most MiB of heap. It is a ceiling against a leak and costs nothing
  * at rest. Each path of a batch takes 1.6 KiB until it is sealed; the agent's has room for the 65,536 marks that a
- * volume can have at once (110 MiB), twice over.
+ * volume can have at once (110 MiB), twice over. The controller uses 37 MiB with 1,000 volumes on 50 nodes.
  */
-const HEAP_MIB = { agent: 256, 'csi-node': 32, controller: 64 };
+const HEAP_MIB = { agent: 256, 'csi-node': 32, controller: 160 };
 
 function isOld() {
   const [major, minor] = process.versions.node.split('.').map(Number);
