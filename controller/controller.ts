@@ -75,6 +75,11 @@ const REPORT_MS = 2000;
 /** What is new at a take-over has its labels by the first sweep. */
 const SWEEP_MS = { first: 10_000, every: 3_600_000 };
 const REPORT_BYTES = 32 * 1024 * 1024;
+/**
+ * What only grows older in a status is written anew once a minute, and with more than 120 volumes at most twice a second
+ * for all of them together. Nothing is decided from it: agents say how old their copies are when it matters.
+ */
+const AGES_MS = 500;
 /** After a failed action: first and longest pause, ms. */
 const PAUSE = { first: 500, longest: 15_000 };
 /** Copies of the cluster that were not heard of for this long say nothing any more, ms. */
@@ -174,6 +179,7 @@ export class Controller {
       fullSyncTurns: new Turns(FULL_SYNCS),
       look: (key) => this.queue.add(key),
       written: (object) => this.world.setAhead(object),
+      mirror: (name) => this.world.mirrors.get(name) ?? null,
       reported: (pool, node, report) => this.world.heardOne(pool, node, report),
       wrote: (what, key) => {
         const kind = what.split(' ')[0] as string;
@@ -337,8 +343,7 @@ export class Controller {
   private async work(key: string): Promise<{ againMs?: number } | undefined> {
     if (this.dead || this.leadTerm === null || !this.fence.ready()) return undefined;
     const memory = this.memory(key);
-    // What only grows older is written anew at about one a second for all volumes together.
-    const statusEveryMs = Math.max(this.planOptions.statusEveryMs, this.world.objects.size * 1000);
+    const statusEveryMs = Math.max(this.planOptions.statusEveryMs, this.world.objects.size * AGES_MS);
     const observed = this.world.observe(key, memory, this.fence, { ...this.planOptions, statusEveryMs });
     if (observed === null) {
       memory.cancel();

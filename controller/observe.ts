@@ -9,6 +9,7 @@ import type { VolumeMemory } from './act/memory.ts';
 import {
   CLAIMS,
   CLASSES,
+  CLUSTER_SIMPLE_VOLUMES,
   createInformer,
   type Kube,
   keyOf,
@@ -22,8 +23,18 @@ import {
   type StorageClass,
   VOLUMES,
 } from './cluster/index.ts';
-import type { Clock, Informer, KubeObject, Logger, Resource, SimpleVolume } from './cluster/types.ts';
+import type {
+  Clock,
+  ClusterSimpleVolume,
+  Informer,
+  KubeObject,
+  Logger,
+  Resource,
+  SimpleVolume,
+} from './cluster/types.ts';
+import { canonical } from './plan/conditions.ts';
 import { addRequests, podRequests, SUFFIXES } from './plan/fit.ts';
+import { isVolumeLabel, labelId } from './plan/labels.ts';
 import {
   DRIVER,
   type Observed,
@@ -229,6 +240,12 @@ function keepObject(object: SimpleVolume): SimpleVolume {
   return { ...object, metadata };
 }
 
+/** What a mirror says, to be compared with what it shall say. */
+function keepMirror({ spec, status }: ClusterSimpleVolume): string {
+  const { observedAt: _, ...said } = status ?? {};
+  return canonical([spec, said]);
+}
+
 /** The newer of two states of one object: resource versions of one kind are comparable as numbers. */
 export function newer(a: SimpleVolume | undefined, b: SimpleVolume | undefined): SimpleVolume | undefined {
   if (!a || !b) return a ?? b;
@@ -237,6 +254,33 @@ export function newer(a: SimpleVolume | undefined, b: SimpleVolume | undefined):
   const [x, y] = [a, b].map((one) => one.metadata.resourceVersion ?? '0') as [string, string];
   if (!/^\d+$/.test(x) || !/^\d+$/.test(y)) return b;
   return BigInt(x) > BigInt(y) ? a : b;
+}
+
+interface SplitLabels {
+  /** role and candidate labels by volume */
+  volumes: ReadonlyMap<string, string>;
+  /** all else that is kept of the node, as text */
+  rest: string;
+}
+
+function splitLabels(node: KeptNode | undefined): SplitLabels {
+  const volumes = new Map<string, string>();
+  if (node === undefined) return { volumes, rest: '' };
+  const labels: Record<string, string> = {};
+  for (const [key, value] of Object.entries(node.labels))
+    if (isVolumeLabel(key)) {
+      const id = key.slice(PREFIX.length, key.lastIndexOf('-'));
+      volumes.set(id, `${volumes.get(id) ?? ''} ${key}=${value}`);
+    } else labels[key] = value;
+  return { volumes, rest: JSON.stringify({ ...node, labels }) };
+}
+
+function* changedVolumes(
+  was: ReadonlyMap<string, string>,
+  is: ReadonlyMap<string, string>,
+): IterableIterator<string> {
+  for (const [id, labels] of was) if (is.get(id) !== labels) yield id;
+  for (const id of is.keys()) if (!was.has(id)) yield id;
 }
 
 /** What one agent said last of all its volumes. */
@@ -266,6 +310,8 @@ export class World {
   readonly nodes: Informer<KeptNode>;
   readonly pods: Informer<KeptPod>;
   readonly objects: Informer<SimpleVolume>;
+  /** by PersistentVolume, see keepMirror */
+  readonly mirrors: Informer<string>;
   private readonly options: WorldOptions;
   /** newer than the copies: read at a take-over, or written by this process */
   private readonly ahead = new Map<string, SimpleVolume>();
@@ -299,12 +345,14 @@ export class World {
     this.objects = informer(SIMPLE_VOLUMES, keepObject, {
       volume: (one) => [`${one.metadata.namespace}/${one.spec.volumeName}`],
       pool: (one) => [one.spec.pool],
+      label: (one) => [labelId(one.metadata.namespace as string, one.metadata.name)],
     });
+    this.mirrors = informer(CLUSTER_SIMPLE_VOLUMES, keepMirror);
     this.listen();
   }
 
   get all(): Informer<unknown>[] {
-    return [this.claims, this.classes, this.volumes, this.nodes, this.pods, this.objects];
+    return [this.claims, this.classes, this.volumes, this.nodes, this.pods, this.objects, this.mirrors];
   }
 
   start(): void {
@@ -340,7 +388,12 @@ export class World {
     });
     this.nodes.onChange(({ before, after }) => {
       const kept = after ?? before;
-      if (!kept || JSON.stringify(before) === JSON.stringify(after)) return;
+      if (!kept) return;
+      // The labels of a volume concern that volume alone, and all others together are most of a node's labels.
+      const [was, is] = [before, after].map((one) => splitLabels(one)) as [SplitLabels, SplitLabels];
+      for (const id of changedVolumes(was.volumes, is.volumes))
+        for (const object of this.objects.by('label', id)) changed(keyOf(object));
+      if (was.rest === is.rest) return;
       // Whether it is there, Ready and schedulable concerns its volumes now; what fits on it, all of its pools soon.
       const urgent =
         !before ||

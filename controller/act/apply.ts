@@ -47,6 +47,8 @@ export interface ActContext {
   look: (key: string) => void;
   /** the object as this process has just written it; caches may be behind */
   written: (object: SimpleVolume) => void;
+  /** what the mirror of a PersistentVolume says, as `keepMirror` puts it; null: there is none */
+  mirror: (name: string) => string | null;
   /** an agent has answered with its state of a volume */
   reported: (pool: string, node: string, report: SourceStatus | ReplicaStatus) => void;
   /** called after each write of a volume, for metrics and for tests that end the process there */
@@ -390,7 +392,8 @@ class VolumeActs {
         body: { ...this.name, epoch: action.epoch },
       });
       this.c.wrote(`releaseLease ${action.node}`, this.key);
-      // The next poll tells the fence.
+      // A poll tells the fence, and that brings the next look about.
+      void this.c.fence.hurry(this.pool, action.node, 1);
       this.soon(1000);
       return true;
     } catch (error) {
@@ -414,7 +417,10 @@ class VolumeActs {
     });
     // A replica whose agent has no pod now gets its batches when it is back: the planner starts the watch anew then.
     const body = { ...action.body, targets: targets.filter((one) => one !== null) };
-    return this.agent(action.node, '/replication/watch/start', body);
+    const before = this.observed.agents.find((one) => one.node === action.node)?.volume;
+    await this.agent(action.node, '/replication/watch/start', body);
+    if (before?.role !== 'active' || before.epoch !== body.epoch) void fence.hurry(this.pool, action.node, 2);
+    return true;
   }
 
   private async removeCopy(action: Of<'removeCopy'>): Promise<boolean> {
@@ -506,30 +512,35 @@ class VolumeActs {
     };
     const spec = { claimRef, pool };
     const wanted = canonical([spec, status]);
-    if (this.memory.mirrored === wanted) return true;
-    let found = await kube.find(CLUSTER_SIMPLE_VOLUMES, { name });
-    if (found === null) {
-      found = await kube.create(CLUSTER_SIMPLE_VOLUMES, {
-        apiVersion: apiVersion(CLUSTER_SIMPLE_VOLUMES),
-        kind: CLUSTER_SIMPLE_VOLUMES.kind,
-        metadata: { name },
-        spec,
-      });
-      this.c.wrote(`mirror ${name}`, this.key);
-    } else if (canonical(found.spec) !== canonical(spec)) {
-      found = await kube.merge(CLUSTER_SIMPLE_VOLUMES, { name }, { spec });
-      this.c.wrote(`mirror ${name}`, this.key);
-    }
-    const { observedAt: _, ...before } = found.status ?? {};
-    if (canonical(before) === canonical(status)) {
-      this.memory.mirrored = wanted;
+    // What was written counts as long as the copy of the cluster may be behind it.
+    const known = this.memory.mirrored ?? this.c.mirror(name);
+    if (known === wanted) {
+      if (this.c.mirror(name) === wanted) this.memory.mirrored = null;
       return true;
+    }
+    if (known === null) {
+      try {
+        await kube.create(CLUSTER_SIMPLE_VOLUMES, {
+          apiVersion: apiVersion(CLUSTER_SIMPLE_VOLUMES),
+          kind: CLUSTER_SIMPLE_VOLUMES.kind,
+          metadata: { name },
+          spec,
+        });
+        this.c.wrote(`mirror ${name}`, this.key);
+      } catch (error) {
+        if (!isKubeError(error, 'AlreadyExists')) throw error;
+        await kube.merge(CLUSTER_SIMPLE_VOLUMES, { name }, { spec });
+        this.c.wrote(`mirror ${name}`, this.key);
+      }
+    } else if (canonical((JSON.parse(known) as unknown[])[0]) !== canonical(spec)) {
+      await kube.merge(CLUSTER_SIMPLE_VOLUMES, { name }, { spec });
+      this.c.wrote(`mirror ${name}`, this.key);
     }
     await kube.merge(
       CLUSTER_SIMPLE_VOLUMES,
       { name },
       { status: { ...status, observedAt: new Date(this.c.clock.now()).toISOString() } },
-      { subresource: 'status', resourceVersion: found.metadata.resourceVersion },
+      { subresource: 'status' },
     );
     this.memory.mirrored = wanted;
     this.c.wrote(`mirror status ${name}`, this.key);

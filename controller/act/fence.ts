@@ -68,7 +68,7 @@ export class FenceDriver {
   /** as the planner said last; a volume that it has not looked at yet counts as what its policy says */
   private readonly modes = new Map<string, FencingMode>();
   private readonly freezers = new Map<string, FreezerState | null>();
-  private readonly polling = new Set<string>();
+  private readonly polling = new Map<string, Promise<void>>();
   private readonly news = new Map<string, string>();
   private timer: { cancel(): void } | null = null;
   /** the leadership for which everything was read: only then anything is granted or decided */
@@ -195,14 +195,22 @@ export class FenceDriver {
     }
   }
 
-  private async poll(pool: string, node: string): Promise<void> {
+  /** One poll of an agent at a time: while one is under way, that one counts. */
+  private poll(pool: string, node: string): Promise<void> {
     const key = agentKey(pool, node);
-    if (this.polling.has(key)) return;
+    let under = this.polling.get(key);
+    if (under === undefined) {
+      under = this.pollOnce(pool, node, key).finally(() => this.polling.delete(key));
+      this.polling.set(key, under);
+    }
+    return under;
+  }
+
+  private async pollOnce(pool: string, node: string, key: string): Promise<void> {
     const { clock, agents } = this.options;
     const { leader } = this.pool(pool);
     const poll = leader.poll(node, clock.boot());
     if (poll === null) return;
-    this.polling.add(key);
     this.counters.polls++;
     try {
       const reply = await agents.call<FencePollReply>(pool, node, {
@@ -217,9 +225,17 @@ export class FenceDriver {
       this.noteNews(pool, key, reply);
     } catch {
       this.counters.failed++;
-    } finally {
-      this.polling.delete(key);
     }
+  }
+
+  /**
+   * Polls an agent now and not with the next beat: once to hear what it has just done (a lease given back), twice to
+   * renew the first lease of a node that was just made active, for the beat that the first answer names.
+   */
+  async hurry(pool: string, node: string, times: 1 | 2): Promise<void> {
+    // What is under way may have been asked before.
+    await this.polling.get(agentKey(pool, node));
+    for (let i = 0; i < times && !this.stopped && this.ready(); i++) await this.poll(pool, node);
   }
 
   private noteNews(pool: string, key: string, reply: FencePollReply): void {

@@ -55,6 +55,8 @@ import { judgeWorkload, type Workload } from './workload.ts';
 const LOST_MS = 600_000;
 /** How often a volume is looked at when nothing is told, ms. */
 const LOOK_MS = 30_000;
+/** A time stamp of the status was up to this later, ms. */
+const STAMP_MS = 999;
 /** A node that cannot be reached has this long to be flushed before it is left behind, ms. */
 const SALVAGE_MS = 30_000;
 /** A copy that is not wanted any more is removed when it was last known complete this long ago, ms: time for a mistake. */
@@ -493,9 +495,18 @@ function planLiving(o: Observed, object: SimpleVolume): VolumePlan {
 
   if (outcome.decide !== null && o.fence.fenceWaitMs !== null)
     actions.push(decideAction(v, status, outcome.decide));
-  if (o.volume !== null) actions.push(mirrorOf(v, status));
+  // What is about to change is mirrored with the next look, which the write brings about.
+  if (o.volume !== null && sameData(status, before)) actions.push(mirrorOf(v, status));
 
-  const looks = [LOOK_MS, outcome.nextLookMs, fullSync.nextLookMs, unfinished ? 2000 : null];
+  // What moved is activated in the moment in which no lease of before can hold any more, not with the next round.
+  const activation = unfinished && o.fence.activationWaitMs !== null ? o.fence.activationWaitMs : 0;
+  const looks = [
+    LOOK_MS,
+    outcome.nextLookMs,
+    fullSync.nextLookMs,
+    unfinished ? 2000 : null,
+    activation > 0 ? Math.max(50, activation) : null,
+  ];
   return {
     ours: true,
     status,
@@ -613,6 +624,8 @@ function planFirst(o: Observed, object: SimpleVolume, policyCondition: Condition
   const record: PromotionRecord = { epoch, to, reason, planned: true, decidedAt: stamp(o.now), done: [] };
   return {
     ...waiting,
+    // The decision writes it.
+    status: before,
     actions: [
       {
         id: `decide:${epoch}`,
@@ -883,8 +896,8 @@ function withoutSince(v: View): number | null {
   const since = Date.parse(known?.lastTransitionTime ?? '');
   if (Number.isNaN(since)) return null;
   const decided = Date.parse(v.before.promotion?.decidedAt ?? '');
-  // A clock that jumped back makes the wait longer, never shorter.
-  return Math.max(since, Number.isNaN(decided) ? since : decided);
+  // A clock that jumped back makes the wait longer, never shorter; and so does it that the status has whole seconds.
+  return Math.max(since, Number.isNaN(decided) ? since : decided) + STAMP_MS;
 }
 
 function inputOf(v: View, force: FailoverForce | null): FailoverInput {

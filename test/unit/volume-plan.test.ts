@@ -115,6 +115,27 @@ t.test('B4: a dead node whose pod nobody has marked: NotReady alone starts the g
   t.end();
 });
 
+t.test('the grace period is never shortened by the whole seconds of the status', (t) => {
+  const world = atRest();
+  world.now = Math.floor(world.now / 1000) * 1000 + 900;
+  const killed = world.now;
+  world.kill('a');
+  for (let i = 0; i < 200 && world.status.epoch === 1; i += 1) world.step(100);
+  const after = world.now - killed;
+  t.equal(world.status.epoch, 2);
+  t.ok(after >= 10_000 && after < 11_500, `promoted ${after} ms after the loss, the grace period is 10 s`);
+  t.end();
+});
+
+t.test('what moved is looked at again in the moment in which it may be activated', (t) => {
+  const world = atRest();
+  world.kill('a');
+  for (let i = 0; i < 30 && world.status.epoch === 1; i += 1) world.step();
+  world.fence.activationWaitMs = 700;
+  t.equal(planVolume(world.observed()).nextLookMs, 700);
+  t.end();
+});
+
 t.test('B7: a kubelet that is away for less than the grace period is no failure', (t) => {
   const world = atRest();
   for (let round = 0; round < 5; round += 1) {
