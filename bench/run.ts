@@ -20,6 +20,7 @@ const FIGURES: Record<string, () => Promise<{ figure: Figure }>> = {
   'at-rest': () => import('./at-rest.ts'),
   'seed-memory': () => import('./seed-memory.ts'),
   failover: () => import('./failover.ts'),
+  move: () => import('./move.ts'),
   controller: () => import('./controller.ts'),
 };
 

@@ -59,6 +59,8 @@ export class PlayedAgent {
   /** generations stop travelling from here */
   cut = false;
   fullSyncMs = 50;
+  /** when the leader or a replica last vouched for its writers: a poll that it answered, or a beat that was answered */
+  vouchedAt = Number.NEGATIVE_INFINITY;
   space = { freeBytes: 2 ** 40, totalBytes: 2 ** 41 };
   private readonly cluster: PlayedAgents;
   private readonly runs = new Map<string, { volume: string; ends: number }>();
@@ -236,6 +238,7 @@ export class PlayedAgent {
         return this.report(one);
       }
       case '/replication/fence/poll':
+        this.vouchedAt = now();
         return this.fence.poll(body as never, now()).reply;
       case '/replication/fence/consent':
         return this.fence.consent(body as never, now()).reply;
@@ -348,6 +351,7 @@ export class PlayedAgent {
       const other = this.cluster.agents.get(peer);
       const beat = this.fence.beatFor(peer, at);
       if (!beat || !other || other.mode !== 'answers' || other.cut || this.cut) continue;
+      this.vouchedAt = at;
       this.fence.beatAnswered(peer, other.fence.beat(beat, at).reply, now());
     }
     for (const one of this.volumes.values())
