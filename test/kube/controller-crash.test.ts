@@ -4,8 +4,9 @@
  */
 import tap from 'tap';
 import { LEASES, NODES, PODS, VOLUMES } from '../../controller/cluster/index.ts';
-import type { Controller } from '../../controller/controller.ts';
+import { Controller } from '../../controller/controller.ts';
 import { PREFIX } from '../../controller/plan/types.ts';
+import { RequestProxy } from './harness/fault-proxy.ts';
 import { noKube } from './harness/programs.ts';
 import { LEASE, SYSTEM, TestCluster, until } from './test-cluster.ts';
 
@@ -114,6 +115,138 @@ tap.test(
         await kube.find(PODS, { namespace: 'default', name: `${name}-0` }),
         null,
         'the dead pod is gone',
+      );
+    }
+  },
+);
+
+/** What is seen from outside when the controller ends: its last message has not left, or its answer comes too late. */
+const POINTS = [
+  'consent is given, the controller hears it no more',
+  'the decision never arrives',
+  'the decision is written, its answer is lost',
+  'watch/start is carried out, its answer is lost',
+  'the deletion of the pod never arrives',
+  'the pod is deleted, the answer is lost',
+  'the label never arrives',
+  'the annotation is written, its answer is lost',
+] as const;
+
+tap.test(
+  'a promotion is finished after a crash before, in and behind its decision, the pod’s end and the new watch (B15)',
+  { skip: noKube(), timeout: 100_000 },
+  async (t) => {
+    const cluster = await TestCluster.start({ nodes: ['a', 'b', 'c'], leaseMs: 500 });
+    const proxy = await RequestProxy.start(cluster.server.url, cluster.server.certificate);
+    const kubeconfig = cluster.server.writeKubeconfig('crashes', { url: proxy.url });
+    const { kube, agents } = cluster;
+    const names = POINTS.map((_, i) => `p${i}`);
+    let controller: Controller;
+    let dying: Promise<void> | null = null;
+    let armed = false;
+    const hit = new Set<string>();
+    const crash = (point: (typeof POINTS)[number]): boolean => {
+      if (!armed || dying || hit.has(point)) return false;
+      hit.add(point);
+      dying = controller.crash();
+      return true;
+    };
+    const of = (point: (typeof POINTS)[number]): string => `p${POINTS.indexOf(point)}`;
+    agents.called = (_, path, body) => {
+      const is = (point: (typeof POINTS)[number]): boolean => body.volume === `pv-${of(point)}`;
+      if (path.endsWith('/fence/consent') && is(POINTS[0])) crash(POINTS[0]);
+      if (path.endsWith('/watch/start') && body.epoch === 2 && is(POINTS[3])) crash(POINTS[3]);
+    };
+    proxy.fault = ({ method, path, body }) => {
+      const about = (point: (typeof POINTS)[number], part: string): boolean =>
+        new RegExp(`/${part}/(pv-)?${of(point)}(-0)?(/status)?($|\\?)`).test(path);
+      const decides = method === 'PUT' && /"epoch":2/.test(body);
+      if (decides && about(POINTS[1], 'simplevolumes') && crash(POINTS[1])) return { cut: 'before' };
+      if (decides && about(POINTS[2], 'simplevolumes') && crash(POINTS[2])) return { cut: 'after' };
+      if (method === 'DELETE' && about(POINTS[4], 'pods') && crash(POINTS[4])) return { cut: 'before' };
+      if (method === 'DELETE' && about(POINTS[5], 'pods') && crash(POINTS[5])) return { cut: 'after' };
+      if (
+        method === 'PATCH' &&
+        path.includes('/nodes/') &&
+        body.includes(`default.${of(POINTS[6])}-role":"active`) &&
+        crash(POINTS[6])
+      )
+        return { cut: 'before' };
+      if (method === 'PATCH' && about(POINTS[7], 'persistentvolumes') && crash(POINTS[7]))
+        return { cut: 'after' };
+      return null;
+    };
+    let restarts = 0;
+    const start = async (): Promise<void> => {
+      dying = null;
+      controller = await Controller.start({
+        ...cluster.options(`controller-${restarts}`, { fenceBeatMs: 150, reportMs: 200 }),
+        kubeconfig,
+      });
+    };
+    t.teardown(async () => {
+      armed = false;
+      await controller.stop();
+      await proxy.stop();
+      await cluster.stop();
+    });
+    await start();
+    for (const name of names) {
+      await cluster.claim(name, {
+        'failover-enabled': 'true',
+        'failover-grace-period': '200ms',
+        'failover-max-staleness': '5m',
+      });
+      await cluster.workload(name, 'a');
+    }
+    for (const name of names) await cluster.settled(name);
+    armed = true;
+    await cluster.lose('a');
+    await until(
+      'all promotions are finished',
+      async () => {
+        if (dying) {
+          await dying;
+          restarts++;
+          const lease = await kube.get(LEASES, { namespace: SYSTEM, name: LEASE });
+          await kube.replace(LEASES, { ...lease, spec: { ...lease.spec, holderIdentity: '' } });
+          await start();
+        }
+        for (const name of names) {
+          const status = (await cluster.object(name))?.status;
+          if (status?.epoch !== 2 || status.promotion?.done.length !== 7) return false;
+        }
+        return true;
+      },
+      70_000,
+    );
+    t.strictSame(
+      POINTS.filter((point) => !hit.has(point)),
+      [],
+      'it ended at every point',
+    );
+    for (const [i, name] of names.entries()) {
+      const object = await cluster.object(name);
+      const active = object?.status?.activeNode as string;
+      t.equal(object?.status?.epoch, 2, `${POINTS[i]}: one promotion, not two`);
+      t.strictSame(
+        [...agents.agents.values()]
+          .filter((one) => {
+            const copy = one.volume(`default/pv-${name}`);
+            return copy?.role === 'active' && copy.epoch === 2;
+          })
+          .map((one) => one.node),
+        [active],
+        'one active node',
+      );
+      t.equal(
+        await kube.find(PODS, { namespace: 'default', name: `${name}-0` }),
+        null,
+        'the dead pod is gone',
+      );
+      t.equal(
+        (await kube.get(VOLUMES, { name: `pv-${name}` })).metadata.annotations?.[`${PREFIX}active-node`],
+        active,
       );
     }
   },

@@ -117,6 +117,7 @@ export class PlayedAgent {
     if (!path.startsWith('/replication/fence/poll') && path !== '/replication/volumes')
       this.cluster.seen.push({ node: this.node, method: request.method ?? '', path, body, at: now() });
     else this.cluster.polls++;
+    this.cluster.called(this.node, path, body);
     let status = 200;
     let answer: unknown;
     try {
@@ -372,6 +373,8 @@ export class PlayedAgents {
   /** every call but polls and reports */
   readonly seen: SeenCall[] = [];
   polls = 0;
+  /** told of each call that has arrived, before it is carried out */
+  called: (node: string, path: string, body: Record<string, unknown>) => void = () => {};
   private timer: NodeJS.Timeout | null = null;
   private readonly beatMs: number;
 

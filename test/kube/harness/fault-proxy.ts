@@ -116,6 +116,7 @@ export interface SeenRequest {
   /** with its query */
   path: string;
   watch: boolean;
+  body: string;
 }
 
 export class RequestProxy {
@@ -154,13 +155,18 @@ export class RequestProxy {
 
   private async serve(request: http.IncomingMessage, response: http.ServerResponse): Promise<void> {
     const path = request.url ?? '/';
-    const seen = { method: request.method ?? 'GET', path, watch: /[?&]watch=(true|1)/.test(path) };
-    this.seen.push(seen);
-    const fault = this.fault(seen) ?? {};
     const parts: Buffer[] = [];
     request.on('error', () => {});
     response.on('error', () => {});
     for await (const part of request) parts.push(part as Buffer);
+    const seen = {
+      method: request.method ?? 'GET',
+      path,
+      watch: /[?&]watch=(true|1)/.test(path),
+      body: Buffer.concat(parts).toString(),
+    };
+    this.seen.push(seen);
+    const fault = this.fault(seen) ?? {};
     if (fault.delayMs) await new Promise((resolve) => setTimeout(resolve, fault.delayMs));
     if (fault.cut === 'before') {
       request.socket.destroy();
