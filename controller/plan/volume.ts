@@ -124,7 +124,8 @@ export function planVolume(o: Observed): VolumePlan {
             volumeName: volume.name,
             storageClassName: claim.storageClassName,
             pool: volume.pool,
-            policy: toSpecPolicy(effectivePolicy(parsed, null)),
+            // What stands in for a bad one is no good one to fall back to later.
+            ...(parsed.errors.length > 0 ? {} : { policy: toSpecPolicy(effectivePolicy(parsed, null)) }),
           },
         },
       ],
@@ -295,7 +296,8 @@ function planLiving(o: Observed, object: SimpleVolume): VolumePlan {
   const events: PlannedEvent[] = [];
 
   const spec: { policy?: ReturnType<typeof toSpecPolicy>; volumeName?: string } = {};
-  if (!sameData(toSpecPolicy(policy), object.spec.policy ?? {})) spec.policy = toSpecPolicy(policy);
+  if (parsed.errors.length === 0 && !sameData(toSpecPolicy(policy), object.spec.policy ?? {}))
+    spec.policy = toSpecPolicy(policy);
   if (object.spec.volumeName === '' && o.volume !== null) spec.volumeName = o.volume.name;
   const patch: Action[] =
     Object.keys(spec).length > 0 ? [{ id: 'patchSpec', kind: 'patchSpec', ...spec }] : [];

@@ -868,6 +868,27 @@ t.test('force deletion only where the kubelet is gone and the new epoch is known
   t.end();
 });
 
+t.test('D41: a claim that never had a good policy says that it is not replicated, until it has one', (t) => {
+  const world = new World(['a', 'b'], { ...REPLICATED, 'replication-replicas': 'many' });
+  world.settle();
+  t.match(world.condition('PolicyValid'), {
+    status: 'False',
+    message: /no good policy before.*not replicated/s,
+  });
+  t.match(world.condition('Replicating'), { status: 'False', reason: 'Disabled' });
+  t.equal(world.object?.spec.policy, undefined, 'what stands in for it is not remembered as good');
+  t.equal(world.status.replicas?.length, 0);
+  world.annotate({ 'replication-replicas': '1' });
+  world.settle();
+  t.equal(world.condition('PolicyValid')?.status, 'True');
+  t.equal(world.status.replicas?.length, 1);
+  world.annotate({ 'replication-replicas': 'none' });
+  world.settle();
+  t.match(world.condition('PolicyValid'), { status: 'False', message: /last good policy stays/ });
+  t.equal(world.status.replicas?.length, 1);
+  t.end();
+});
+
 t.test(
   'E2: owners are the source’s, whatever the pods run as; where an annotation differs from them, a warning',
   (t) => {
