@@ -5,6 +5,7 @@ export const LOG_LEVELS = ['debug', 'info', 'warn', 'error', 'silent'] as const;
 export type LogLevel = (typeof LOG_LEVELS)[number];
 
 function describe(error: unknown): object {
+  if (!(error instanceof Error)) return { message: String(error) };
   const { name, message, code, stack, cause } = error as Error & { code?: unknown };
   return {
     type: name,
