@@ -17,7 +17,7 @@ export const SLOTS = Math.min(4, Math.max(2, os.availableParallelism()));
 export const TIME_LIMITS_S: readonly { under: string; seconds: number }[] = [
   { under: 'test/unit/', seconds: 120 },
   { under: 'test/real/', seconds: 300 },
-  { under: 'test/arm64/', seconds: 900 },
+  { under: 'test/image/', seconds: 900 },
   { under: 'test/kube', seconds: 300 },
   { under: 'test/', seconds: 180 },
 ];

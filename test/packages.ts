@@ -25,7 +25,7 @@ export const PACKAGES: readonly SystemPackage[] = [
   { name: 'curl', program: 'curl', suites: ['real'] },
   { name: 'chromium', program: 'chromium', suites: ['real'] },
   { name: 'attr', program: 'getfattr', suites: ['real'] },
-  { name: 'g++-aarch64-linux-gnu', program: 'aarch64-linux-gnu-g++', suites: ['arm64', 'image'] },
+  { name: 'g++-aarch64-linux-gnu', program: 'aarch64-linux-gnu-g++', suites: ['image'] },
   { name: 'qemu-user', program: 'qemu-aarch64', suites: ['image'] },
   { name: 'xfsprogs', program: 'mkfs.xfs', suites: ['native'] },
 ];
