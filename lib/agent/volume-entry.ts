@@ -12,6 +12,7 @@ import type {
 } from '../core/parts.ts';
 import { volumeKey } from '../core/parts.ts';
 import type { VolumeStore } from '../core/store.ts';
+import { ASIDE } from '../replica/apply.ts';
 import type { ReplicaVolume } from '../replica/replica-volume.ts';
 import type { SourceVolume } from '../source/source-volume.ts';
 import type { VolumeStatus, WatchStart } from './api.ts';
@@ -160,6 +161,11 @@ export class VolumeEntry implements VolumeName {
         throw new SimpleVolumeError(
           'VOLUME_ACTIVE',
           `this node is the active one of ${volumeKey(this)} in epoch ${this.epoch}${removal.evenActive ? '; stop its watch first' : ''}`,
+        );
+      if (!removal.evenActive && (this.store.meta('demoted') || this.store.meta(ASIDE)))
+        throw new SimpleVolumeError(
+          'HELD',
+          `${volumeKey(this)} was written to on this node under an older epoch and is not in the backups yet`,
         );
       const users = o.users();
       if (users.length > 0)

@@ -122,6 +122,29 @@ t.test('a volume that was never replicated: kept unless the volume is deleted', 
   t.notOk(fs.existsSync(a.live(volume)));
 });
 
+t.test('what a returning node wrote last is not removed before it is in the backups (A23)', async (t) => {
+  const volume = named('returning');
+  await replicated(volume, ['b']);
+  fs.writeFileSync(path.join(a.live(volume), 'last'), 'never replicated');
+  // It steps down for a source that cannot be reached, so nothing is moved aside or restored yet.
+  const [nowhere] = await freePorts(1);
+  const dead = `http://127.0.0.1:${nowhere}`;
+  const body = {
+    ...syncBody(c, volume, 4, '4-1'),
+    source: { node: 'c', url: dead, webdavUrl: dead, token: c.token },
+  };
+  await a.call('POST', '/replication/sync-batch', body);
+  const refused = await refusal(remove(a, { ...volume, epoch: 4 }));
+  t.equal(refused.code, 'HELD');
+  t.match(refused.message, /not in the backups yet/);
+  t.equal(fs.readFileSync(path.join(a.live(volume), 'last'), 'utf8'), 'never replicated');
+  t.same(
+    await remove(a, { ...volume, epoch: 4, evenActive: true }),
+    { removed: true },
+    'unless the volume is deleted',
+  );
+});
+
 t.test('what csi-node has published is not removed', async (t) => {
   const volume = named('published');
   const [http, webdav] = (await freePorts(2)) as [number, number];
