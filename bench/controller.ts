@@ -11,14 +11,18 @@ import { freePort } from '../test/kube/harness/server.ts';
 import { SYSTEM, TestCluster, until } from '../test/kube/test-cluster.ts';
 import { type Figure, type Measure, MIB } from './lib/figure.ts';
 import { cpuOf, memoryOf, parseKiB } from './lib/proc.ts';
-import { summary } from './lib/stats.ts';
+import { percentile, summary } from './lib/stats.ts';
 
 const VOLUMES = Number(process.env.SIMPLE_VOLUME_BENCH_VOLUMES ?? 1000);
 const NODES = Number(process.env.SIMPLE_VOLUME_BENCH_NODES ?? 50);
 /** Copies besides the active one. */
 const REPLICAS = 2;
-/** Counted at rest for this long, ms: long enough for watches that are begun anew and ages that are written. */
-const WINDOW_MS = Number(process.env.SIMPLE_VOLUME_BENCH_WINDOW ?? 120) * 1000;
+/**
+ * Counted at rest for this long, ms, in pieces of which the busiest is told too: with 1,000 volumes ages are written
+ * five to ten minutes after anything else was.
+ */
+const WINDOW_MS = Number(process.env.SIMPLE_VOLUME_BENCH_WINDOW ?? 420) * 1000;
+const PIECE_MS = 30_000;
 /** Changes a round, and rounds with and without a hanging agent, one after the other. */
 const CHANGES = 15;
 const ROUNDS = 4;
@@ -169,7 +173,13 @@ export const figure: Figure = {
         await sleep(30_000);
 
         const [before, cpu] = [await requests(url), cpuOf(pid)];
-        await sleep(WINDOW_MS);
+        let busiest = 0;
+        for (let last = before, left = WINDOW_MS; left > 0; left -= PIECE_MS) {
+          await sleep(PIECE_MS);
+          const now = await requests(url);
+          busiest = Math.max(busiest, sum(less(now, last)) / (PIECE_MS / 1000));
+          last = now;
+        }
         const rest = less(await requests(url), before);
         const perSecond = sum(rest) / (WINDOW_MS / 1000);
         const percent = ((cpuOf(pid) - cpu) / (WINDOW_MS / 1000)) * 100;
@@ -215,10 +225,10 @@ export const figure: Figure = {
           },
           {
             name: 'requests to the API server at rest',
-            value: perSecond,
+            value: busiest,
             unit: '1/s',
             target: 5,
-            note: listed(rest, WINDOW_MS / 1000, 2),
+            note: `the busiest ${PIECE_MS / 1000} s of ${WINDOW_MS / 1000} s; on average ${perSecond.toFixed(2)}: ${listed(rest, WINDOW_MS / 1000, 2)}`,
           },
           { name: 'CPU at rest', value: percent, unit: '%' },
           {
@@ -226,14 +236,14 @@ export const figure: Figure = {
             value: q.p50,
             unit: 's',
             target: 1,
-            note: `p99 ${seconds(q.p99)}, ${q.count} changes`,
+            note: `p90 ${seconds(percentile(quick, 90))}, p99 ${seconds(q.p99)}, ${q.count} changes`,
           },
           {
             name: 'the same while one agent hangs',
             value: b.p50,
             unit: 's',
             target: 1,
-            note: `p99 ${seconds(b.p99)}, ${b.count} changes of volumes on other nodes, rounds in turn`,
+            note: `p90 ${seconds(percentile(beside, 90))}, p99 ${seconds(b.p99)}, ${b.count} changes of volumes on other nodes, rounds in turn`,
           },
         ];
       } finally {

@@ -76,10 +76,11 @@ const REPORT_MS = 2000;
 const SWEEP_MS = { first: 10_000, every: 3_600_000 };
 const REPORT_BYTES = 32 * 1024 * 1024;
 /**
- * What only grows older in a status is written anew once a minute, and with more than 120 volumes at most twice a second
- * for all of them together. Nothing is decided from it: agents say how old their copies are when it matters.
+ * What only grows older in a status is written anew within a minute, and with more than 100 volumes about twice a second
+ * for all of them together: within 0.6 s for each volume that there is. Nothing is decided from it: agents say how old
+ * their copies are when it matters.
  */
-const AGES_MS = 500;
+const AGES_MS = 600;
 /** After a failed action: first and longest pause, ms. */
 const PAUSE = { first: 500, longest: 15_000 };
 /** Copies of the cluster that were not heard of for this long say nothing any more, ms. */
@@ -343,7 +344,8 @@ export class Controller {
   private async work(key: string): Promise<{ againMs?: number } | undefined> {
     if (this.dead || this.leadTerm === null || !this.fence.ready()) return undefined;
     const memory = this.memory(key);
-    const statusEveryMs = Math.max(this.planOptions.statusEveryMs, this.world.objects.size * AGES_MS);
+    const longestMs = Math.max(this.planOptions.statusEveryMs, this.world.objects.size * AGES_MS);
+    const statusEveryMs = longestMs * memory.agesShare;
     const observed = this.world.observe(key, memory, this.fence, { ...this.planOptions, statusEveryMs });
     if (observed === null) {
       memory.cancel();

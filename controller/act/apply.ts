@@ -30,7 +30,7 @@ import {
 import { REQUEST_KEY, requestOf } from '../trigger/runs.ts';
 import { type Agents, wasAnswered } from './agents.ts';
 import type { FenceDriver } from './fence.ts';
-import type { VolumeMemory } from './memory.ts';
+import { drawShare, type VolumeMemory } from './memory.ts';
 import { catchUp, fullSync, prepare, type Turns } from './operations.ts';
 import { decide } from './promote.ts';
 
@@ -166,6 +166,7 @@ class VolumeActs {
 
   private took(object: SimpleVolume, what: string): void {
     this.object = object;
+    this.memory.agesShare = drawShare();
     this.c.fence.observe(object, this.plan.fencing);
     this.c.written(object);
     this.c.wrote(what, this.key);

@@ -8,6 +8,9 @@ import type { Memory } from '../plan/types.ts';
 
 const KEPT = 10;
 
+/** 0.5 to 1 */
+export const drawShare = (): number => 0.5 + Math.random() / 2;
+
 interface Ended {
   tag: string;
   ok: boolean;
@@ -29,6 +32,8 @@ export class VolumeMemory {
   mirrored: string | null = null;
   /** what the owner of a stuck pod said last */
   owner: { key: string; at: number; wants: boolean } | null = null;
+  /** how much of the longest time its ages are left as they are, drawn anew with every write: volumes take turns */
+  agesShare = drawShare();
   /** looks in a row in which something failed */
   failures = 0;
 
