@@ -54,6 +54,7 @@ async function run(config: ReturnType<typeof parseControllerConfig>): Promise<vo
           tls: config.trigger.tls ?? undefined,
         }
       : null,
+    csiEndpoint: config.csiEndpoint,
     clock: systemClock(native),
     logger,
   });

@@ -1,6 +1,7 @@
 /** Flags and environment of `simple-volume controller`, checked. */
 import { existsSync, readFileSync } from 'node:fs';
 import { hostname } from 'node:os';
+import { resolve } from 'node:path';
 import { type Address, type Option, parseAddress } from '../lib/agent/config.ts';
 import { LOG_LEVELS, type LogLevel } from '../lib/agent/logger.ts';
 import { parseDuration } from '../lib/core/duration.ts';
@@ -103,6 +104,12 @@ export const OPTIONS: Option[] = [
     fallback: '2s',
   },
   {
+    flag: 'csi-endpoint',
+    value: 'FILE',
+    env: 'SIMPLE_VOLUME_CSI_ENDPOINT',
+    help: 'unix socket on which the CSI Controller service is offered to the provisioner (default: none)',
+  },
+  {
     flag: 'time-zone',
     value: 'NAME',
     env: 'SIMPLE_VOLUME_TIME_ZONE',
@@ -134,6 +141,8 @@ export interface ControllerConfig {
   electionMs: number;
   fenceLeaseMs: number;
   reportMs: number;
+  /** null: no CSI Controller service */
+  csiEndpoint: string | null;
   timeZone: string;
   logLevel: LogLevel;
 }
@@ -169,6 +178,7 @@ export function parseControllerConfig(
       certFile === null ? 'trigger-tls-cert' : 'trigger-tls-key',
       'is required together with the other one',
     );
+  const csiEndpoint = get('csi-endpoint');
   const timeZone = need('time-zone');
   try {
     new Intl.DateTimeFormat('en', { timeZone });
@@ -194,6 +204,7 @@ export function parseControllerConfig(
     electionMs: parseDuration(need('election'), '--election', 2000, 300_000),
     fenceLeaseMs: parseDuration(need('fence-lease'), '--fence-lease', MIN_LEASE_MS, MAX_LEASE_MS),
     reportMs: parseDuration(need('report'), '--report', 200, 60_000),
+    csiEndpoint: csiEndpoint === null ? null : resolve(csiEndpoint),
     timeZone,
     logLevel: oneOf('log-level', LOG_LEVELS),
   };

@@ -62,6 +62,8 @@ export interface ControllerOptions {
     port: number;
     tls?: { certFile: string; keyFile: string } | undefined;
   } | null;
+  /** unix socket of the CSI Controller service; null: not offered */
+  csiEndpoint?: string | null;
   clock: Clock;
   logger: Logger;
   /** called after each write, before the next; tests end the process there */
@@ -106,6 +108,7 @@ export class Controller {
   private readonly answering = new Map<string, boolean>();
   private health: HealthServer | null = null;
   private trigger: TriggerServer | null = null;
+  private csi: { close(): Promise<void> } | null = null;
   private timer: { cancel(): void } | null = null;
   private leadTerm: number | null = null;
   /** own clock */
@@ -225,6 +228,18 @@ export class Controller {
     }
     this.world.start();
     await this.world.whenSynced();
+    const { csiEndpoint } = this.options;
+    if (csiEndpoint) {
+      const { serveCsi } = await import('./csi/serve.ts');
+      this.csi = await serveCsi(
+        csiEndpoint,
+        this.options.version,
+        this.kube,
+        this.world,
+        this.agents,
+        logger,
+      );
+    }
     this.queue.start();
     this.election.start();
     this.fence.start();
@@ -240,7 +255,7 @@ export class Controller {
     await this.queue.stop(3000);
     await this.recorder.flush();
     await this.election.stop();
-    await Promise.all([this.trigger?.close(), this.health?.close(), this.world.stop()]);
+    await Promise.all([this.csi?.close(), this.trigger?.close(), this.health?.close(), this.world.stop()]);
     this.agents.close();
     this.kube.close();
   }

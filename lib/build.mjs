@@ -12,7 +12,11 @@ const stampFile = path.join(dist, '.stamp');
 const addon = path.join(root, 'build/Release/simple_volume.node');
 
 /** Roles with a bundle of their own: the file that exports their `register`. */
-const ROLES = { agent: 'lib/agent/command.ts', controller: 'controller/command.ts' };
+const ROLES = {
+  agent: 'lib/agent/command.ts',
+  controller: 'controller/command.ts',
+  'csi-node': 'csi/command.ts',
+};
 
 // CommonJS packages inside an ES module bundle ask for these.
 const banner = [

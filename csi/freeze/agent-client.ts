@@ -33,6 +33,11 @@ export class AgentSocket {
     return this.#call('POST', '/fence/announce', announcement, signal);
   }
 
+  /** Which pool the agent serves, and where. Answered also while the pool is not usable. */
+  pool(signal?: AbortSignal): Promise<{ node: string; pool: string; path: string }> {
+    return this.#call('GET', '/pool', undefined, signal);
+  }
+
   /** How long the writer of this volume may run. */
   lease({ namespace, volume }: VolumeName, signal?: AbortSignal): Promise<WriterLease> {
     return this.#call(

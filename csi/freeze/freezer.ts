@@ -82,10 +82,11 @@ export class Freezer {
    * A volume is about to be written by a pod.
    * @param lease the agent's answer to the announcement, and when it was asked for (own clock); null: taken up anew
    * after a restart, then the first thing done is to look whether the lease ran out
-   * @param epoch in which the volume was published; durable at the caller, so that a restart does not forget it
+   * @param epoch in which the volume was published; durable at the caller, so that a restart does not forget it. null:
+   * it was lost, the first answer that calls this node the active one says it
    * @throws what `find` throws: a pod that cannot be frozen must not be published with a lease
    */
-  add(name: WriterName, epoch: number, lease: { lease: WriterLease; askedAt: number } | null): void {
+  add(name: WriterName, epoch: number | null, lease: { lease: WriterLease; askedAt: number } | null): void {
     const cgroup = this.#deps.find(name.podUid);
     const now = this.#deps.clock();
     const fence = new WriterFence(epoch, lease ? -Infinity : now + (this.#deps.lookMs ?? 500));

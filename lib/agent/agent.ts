@@ -6,7 +6,7 @@
  * the agent stays up, not ready, says why, and tries again, so that a disk that is mounted late just works.
  */
 import { randomInt } from 'node:crypto';
-import { existsSync } from 'node:fs';
+import { existsSync, readdirSync, statSync } from 'node:fs';
 import type { AddressInfo } from 'node:net';
 import type { FastifyInstance } from 'fastify';
 import { SimpleVolumeError } from '../core/errors.ts';
@@ -49,6 +49,7 @@ import type {
   FullSyncRun,
   Principal,
   Removal,
+  VolumeRecord,
   VolumeStatus,
   WatchStart,
 } from './api.ts';
@@ -702,6 +703,54 @@ export class Agent implements AgentApi {
 
   volume(name: VolumeName): VolumeStatus {
     return this.#known(name).status();
+  }
+
+  async createVolume(name: VolumeName, bytes: number): Promise<{ created: boolean; bytes: number }> {
+    const { pool, volumes } = this.#need();
+    if (!volumes.has(volumeKey(name))) {
+      // Asked before there is any state of it: a refusal leaves nothing behind.
+      const { live } = pool.volume(name);
+      if (existsSync(live) && (!statSync(live).isDirectory() || readdirSync(live).length > 0))
+        throw new SimpleVolumeError('HELD', `${live} exists and is no empty directory`, { path: live });
+      const space = await pool.space();
+      if (space && space.freeBytes < bytes)
+        throw new SimpleVolumeError(
+          'NO_SPACE',
+          `${bytes} bytes are asked for, the pool has ${space.freeBytes} free`,
+          { node: this.#config.node },
+        );
+    }
+    return this.#entry(name).create(bytes);
+  }
+
+  async resizeVolume(name: VolumeName, bytes: number): Promise<{ bytes: number }> {
+    return { bytes: await this.#known(name).resize(bytes) };
+  }
+
+  record(name: VolumeName): VolumeRecord {
+    const { namespace, volume } = name;
+    const entry = this.#need().volumes.get(volumeKey(name));
+    if (!entry || entry.removing)
+      return { namespace, volume, known: false, role: null, epoch: 0, bytes: null, watched: false };
+    return {
+      namespace,
+      volume,
+      known: true,
+      role: entry.role,
+      epoch: entry.epoch,
+      bytes: entry.bytes,
+      watched: entry.watch !== null,
+    };
+  }
+
+  async poolState(): Promise<{ space: PoolSpace | null; volumes: number }> {
+    const { pool, volumes } = this.#need();
+    return { space: await pool.space(), volumes: volumes.size };
+  }
+
+  about(): { node: string; pool: string; path: string } {
+    const { node, poolName, poolPath } = this.#config;
+    return { node, pool: poolName, path: poolPath };
   }
 
   async removeVolume(removal: Removal): Promise<{ removed: boolean }> {

@@ -65,6 +65,17 @@ export interface Removal extends VolumeName {
   backups: boolean;
 }
 
+/** What a node knows of a volume, also of one that was only made. */
+export interface VolumeRecord extends VolumeName {
+  known: boolean;
+  role: 'active' | 'replica' | null;
+  epoch: number;
+  /** size as the claim has it; null: not recorded here */
+  bytes: number | null;
+  /** a watch is started */
+  watched: boolean;
+}
+
 export interface AgentApi {
   watchStart(request: WatchStart): Promise<SourceStatus>;
   watchStop(name: VolumeName, epoch: number | null): Promise<SourceStatus>;
@@ -99,6 +110,15 @@ export interface AgentApi {
   volume(name: VolumeName): VolumeStatus;
   /** Removes the data of a volume from this node. Of one that is not here: `removed` false, and no error. */
   removeVolume(removal: Removal): Promise<{ removed: boolean }>;
+  /** Makes the empty live tree of a new volume, once. @throws HELD, VOLUME_UNKNOWN, NO_SPACE */
+  createVolume(name: VolumeName, bytes: number): Promise<{ created: boolean; bytes: number }>;
+  /** Notes a larger size. @throws VOLUME_UNKNOWN */
+  resizeVolume(name: VolumeName, bytes: number): Promise<{ bytes: number }>;
+  record(name: VolumeName): VolumeRecord;
+  /** room and number of volumes, for placing new ones. @throws NOT_READY while the pool is not open */
+  poolState(): Promise<{ space: PoolSpace | null; volumes: number }>;
+  /** which pool this is, for csi-node of the same pod */
+  about(): { node: string; pool: string; path: string };
   backups(name: VolumeName): Promise<Backup[]>;
   removeBackup(name: VolumeName, stamp: string): Promise<void>;
   readiness(): Promise<{ ready: boolean; reasons: string[] }>;

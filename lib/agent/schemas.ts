@@ -188,6 +188,10 @@ export const REMOVE = object(
   ['namespace', 'volume', 'epoch'],
 );
 
+/** Sizes of volumes, bytes. */
+const BYTES = { type: 'integer', minimum: 1, maximum: Number.MAX_SAFE_INTEGER } as const;
+export const SIZE = object({ ...name, bytes: BYTES }, ['namespace', 'volume', 'bytes']);
+
 const FENCING = { type: 'string', enum: ['lease', 'none'] } as const;
 const BEAT_NUMBER = { type: 'integer', minimum: 1, maximum: Number.MAX_SAFE_INTEGER } as const;
 const TERM = { type: 'integer', minimum: 0, maximum: Number.MAX_SAFE_INTEGER } as const;

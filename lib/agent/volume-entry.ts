@@ -1,6 +1,7 @@
 /** One volume on this node: which role it has, and everything that changes the role, one change after the other. */
-import { statSync } from 'node:fs';
-import { mkdir } from 'node:fs/promises';
+import { closeSync, fsyncSync, openSync, statSync } from 'node:fs';
+import { chmod, mkdir, readdir } from 'node:fs/promises';
+import { dirname } from 'node:path';
 import { SimpleVolumeError } from '../core/errors.ts';
 import type {
   Logger,
@@ -36,6 +37,13 @@ export interface VolumeParts {
 
 /** Meta key of a volume that is on its way out: `{ backups }`, whether those go too. */
 const REMOVING = 'removing';
+
+/** Meta key of a volume that was made for a claim: its size. */
+const RECORD = 'record';
+/** A container may run as any user, and Kubernetes changes owner and mode only where a pod asks for it (fsGroup). */
+const LIVE_MODE = 0o777;
+/** So the folder above it keeps the machine's other users out. */
+const NAMESPACE_MODE = 0o700;
 
 export class VolumeEntry implements VolumeName {
   readonly namespace: string;
@@ -74,6 +82,10 @@ export class VolumeEntry implements VolumeName {
   get removing(): { backups: boolean } | null {
     return this.store.meta<{ backups: boolean }>(REMOVING) ?? null;
   }
+  /** Its size as the claim has it, bytes; null: it was not made here for a claim. */
+  get bytes(): number | null {
+    return this.store.meta<{ bytes: number }>(RECORD)?.bytes ?? null;
+  }
   get source(): SourceVolume | null {
     return this.#source;
   }
@@ -95,6 +107,8 @@ export class VolumeEntry implements VolumeName {
   recover(): Promise<void> {
     return this.#serial.run(async () => {
       if (this.removing) return;
+      // Made and not begun: what it becomes is the controller's first decision.
+      if (this.role === 'replica' && this.epoch === 0 && this.bytes !== null) return;
       if (this.role === 'replica') {
         this.#replica = this.#parts.replica(this);
         await this.#replica.recover();
@@ -192,6 +206,57 @@ export class VolumeEntry implements VolumeName {
       await o.take();
       this.#gone = true;
       return true;
+    });
+  }
+
+  /**
+   * Makes the live tree of a new volume, empty. This is the only place where one is made that is no copy.
+   * @returns whether it was made now, and its size: the one of the first time when it was there
+   * @throws HELD when something is there that is not this, VOLUME_UNKNOWN when it was made once and is gone
+   */
+  create(bytes: number): Promise<{ created: boolean; bytes: number }> {
+    return this.#serial.run(async () => {
+      this.#refuseGone();
+      const { live } = this.paths;
+      const there = statSync(live, { throwIfNoEntry: false });
+      const known = this.bytes;
+      if (known !== null) {
+        if (!there?.isDirectory())
+          throw new SimpleVolumeError(
+            'VOLUME_UNKNOWN',
+            `${live} is no directory any more; a volume is made once and never again`,
+            { path: live },
+          );
+        return { created: false, bytes: known };
+      }
+      if (this.epoch > 0 || this.role === 'active')
+        throw new SimpleVolumeError('HELD', `this node has a copy of ${volumeKey(this)} already`);
+      // An empty one is what a crash left between the directory and its record.
+      if (there && (!there.isDirectory() || (await readdir(live)).length > 0))
+        throw new SimpleVolumeError('HELD', `${live} exists and is no empty directory`, { path: live });
+      const parent = dirname(live);
+      await mkdir(parent, { recursive: true, mode: NAMESPACE_MODE });
+      if (!there) await mkdir(live, { mode: LIVE_MODE });
+      await chmod(live, LIVE_MODE); // umask(2) took its part
+      for (const path of [live, parent, dirname(parent)]) syncDirectory(path);
+      await this.#setBytes(bytes);
+      this.log.info({ bytes }, 'volume made');
+      return { created: true, bytes };
+    });
+  }
+
+  async #setBytes(bytes: number): Promise<void> {
+    await this.store.transaction(() => this.store.setMeta(RECORD, { bytes }));
+    await this.store.durable();
+  }
+
+  /** Notes a new size; a smaller one changes nothing. */
+  resize(bytes: number): Promise<number> {
+    return this.#serial.run(async () => {
+      this.#refuseGone();
+      const known = this.bytes ?? 0;
+      if (bytes > known) await this.#setBytes(bytes);
+      return Math.max(known, bytes);
     });
   }
 
@@ -309,5 +374,14 @@ export class VolumeEntry implements VolumeName {
       }
       if (this.#replica) await this.#replica.stop();
     });
+  }
+}
+
+function syncDirectory(path: string): void {
+  const fd = openSync(path, 'r');
+  try {
+    fsyncSync(fd);
+  } finally {
+    closeSync(fd);
   }
 }

@@ -19,6 +19,11 @@ export const VERBS: readonly Verb[] = [
     load: () => import('../agent/command.ts'),
   },
   {
+    name: 'csi-node',
+    description: 'run the CSI driver of a node: mount volumes into pods and stop writers whose lease ended',
+    load: () => import('../../csi/command.ts'),
+  },
+  {
     name: 'controller',
     description: 'run the controller: place, replicate, move and fail over the volumes of the cluster',
     load: () => import('../../controller/command.ts'),

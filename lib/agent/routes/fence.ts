@@ -58,6 +58,7 @@ export function writerRoutes(app: FastifyInstance, api: AgentApi): void {
     { schema: { body: WRITER_ANNOUNCEMENT }, config: { access: 'public' } },
     async (request) => api.fencing().announce(request.body),
   );
+  app.get('/pool', { config: { access: 'public' } }, async () => api.about());
   app.get<{ Params: { ns: string; vol: string } }>(
     '/fence/volumes/:ns/:vol',
     { schema: { params: NAME_PARAMS }, config: { access: 'public' } },

@@ -1,7 +1,9 @@
 import type { FastifyInstance } from 'fastify';
 import type { VolumeName } from '../../core/parts.ts';
 import type { AgentApi } from '../api.ts';
-import { BACKUP_PARAMS, NAME_PARAMS, NAME_QUERY, REMOVE } from '../schemas.ts';
+import { BACKUP_PARAMS, NAME_PARAMS, NAME_QUERY, REMOVE, SIZE } from '../schemas.ts';
+
+const nameOf = ({ namespace, volume }: VolumeName): VolumeName => ({ namespace, volume });
 
 /** State of the volumes on this node, in either role, and the backups of what a returning node had. */
 export function volumeRoutes(app: FastifyInstance, api: AgentApi): void {
@@ -27,6 +29,22 @@ export function volumeRoutes(app: FastifyInstance, api: AgentApi): void {
         backups: backups ?? false,
       });
     },
+  );
+  app.post<{ Body: VolumeName & { bytes: number } }>(
+    '/replication/volume/create',
+    { schema: { body: SIZE } },
+    async (request) => api.createVolume(nameOf(request.body), request.body.bytes),
+  );
+  app.post<{ Body: VolumeName & { bytes: number } }>(
+    '/replication/volume/resize',
+    { schema: { body: SIZE } },
+    async (request) => api.resizeVolume(nameOf(request.body), request.body.bytes),
+  );
+  app.get('/replication/pool', async () => api.poolState());
+  app.get<{ Querystring: VolumeName }>(
+    '/replication/volume/record',
+    { schema: { querystring: NAME_QUERY } },
+    async (request) => api.record(request.query),
   );
   app.get<{ Querystring: VolumeName }>(
     '/replication/backups',

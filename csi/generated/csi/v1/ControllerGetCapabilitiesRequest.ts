@@ -1,0 +1,8 @@
+// Original file: csi.proto
+
+
+export interface ControllerGetCapabilitiesRequest {
+}
+
+export interface ControllerGetCapabilitiesRequest__Output {
+}

@@ -1,0 +1,8 @@
+// Original file: csi.proto
+
+
+export interface ControllerUnpublishVolumeResponse {
+}
+
+export interface ControllerUnpublishVolumeResponse__Output {
+}

@@ -1,0 +1,8 @@
+// Original file: csi.proto
+
+
+export interface DeleteVolumeResponse {
+}
+
+export interface DeleteVolumeResponse__Output {
+}

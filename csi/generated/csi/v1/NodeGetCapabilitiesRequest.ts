@@ -1,0 +1,8 @@
+// Original file: csi.proto
+
+
+export interface NodeGetCapabilitiesRequest {
+}
+
+export interface NodeGetCapabilitiesRequest__Output {
+}

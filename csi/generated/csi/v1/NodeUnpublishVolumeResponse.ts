@@ -1,0 +1,8 @@
+// Original file: csi.proto
+
+
+export interface NodeUnpublishVolumeResponse {
+}
+
+export interface NodeUnpublishVolumeResponse__Output {
+}

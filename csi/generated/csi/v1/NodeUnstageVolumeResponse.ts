@@ -1,0 +1,8 @@
+// Original file: csi.proto
+
+
+export interface NodeUnstageVolumeResponse {
+}
+
+export interface NodeUnstageVolumeResponse__Output {
+}

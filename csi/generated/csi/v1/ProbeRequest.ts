@@ -1,0 +1,8 @@
+// Original file: csi.proto
+
+
+export interface ProbeRequest {
+}
+
+export interface ProbeRequest__Output {
+}

@@ -1,0 +1,8 @@
+// Original file: pluginregistration.proto
+
+
+export interface InfoRequest {
+}
+
+export interface InfoRequest__Output {
+}

@@ -1,0 +1,16 @@
+// Original file: pluginregistration.proto
+
+
+export interface PluginInfo {
+  'type'?: (string);
+  'name'?: (string);
+  'endpoint'?: (string);
+  'supported_versions'?: (string)[];
+}
+
+export interface PluginInfo__Output {
+  'type': (string);
+  'name': (string);
+  'endpoint': (string);
+  'supported_versions': (string)[];
+}

@@ -1,0 +1,8 @@
+// Original file: pluginregistration.proto
+
+
+export interface RegistrationStatusResponse {
+}
+
+export interface RegistrationStatusResponse__Output {
+}

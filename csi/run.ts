@@ -1,0 +1,107 @@
+/** csi-node as a whole: what is kept, who is asked, who is served, and in which order. */
+import { existsSync, mkdirSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
+import path from 'node:path';
+import type { Logger } from '../lib/core/parts.ts';
+import type { CsiNodeConfig } from './config.ts';
+import { DRIVER } from './driver.ts';
+import { AgentSocket } from './freeze/agent-client.ts';
+import { bootClock } from './freeze/boot-clock.ts';
+import { findHierarchy, findPodCgroup, probeFreezer } from './freeze/cgroup.ts';
+import { type GrpcServer, serve } from './grpc.ts';
+import { identityService } from './identity.ts';
+import { type Mounter, systemMounter } from './node/mounter.ts';
+import { NodeService } from './node/node.ts';
+import type { About } from './node/pool-agent.ts';
+import { Records } from './node/records.ts';
+import { registrationService } from './registration.ts';
+
+export interface CsiNode {
+  endpoint: string;
+  stop(): Promise<void>;
+}
+
+/** Which agent serves which pool, kept: after a restart it is known before the agent answers. */
+function readPools(file: string): Record<string, About> {
+  try {
+    return existsSync(file) ? (JSON.parse(readFileSync(file, 'utf8')) as Record<string, About>) : {};
+  } catch {
+    return {}; // asked anew
+  }
+}
+
+export async function startCsiNode(
+  config: CsiNodeConfig,
+  version: string,
+  log: Logger,
+  options: { mounter?: Mounter; waitMs?: number } = {},
+): Promise<CsiNode> {
+  mkdirSync(config.stateDir, { recursive: true, mode: 0o700 });
+  const poolsFile = path.join(config.stateDir, 'pools.json');
+  const pools = readPools(poolsFile);
+  const freezer = probeFreezer(config.cgroupDir);
+  log.info({ ...freezer }, freezer.possible ? 'pods can be stopped' : 'pods cannot be stopped');
+  const service = new NodeService({
+    node: config.node,
+    kubeletDir: config.kubeletDir,
+    agents: config.agentSockets.map((file) => ({
+      socket: new AgentSocket(file),
+      known: pools[file] ?? null,
+    })),
+    records: new Records(path.join(config.stateDir, 'publishes'), log),
+    mounter: options.mounter ?? systemMounter,
+    clock: bootClock,
+    bootId: readFileSync('/proc/sys/kernel/random/boot_id', 'utf8').trim(),
+    freezer,
+    find: (uid) => {
+      const hierarchy = findHierarchy(config.cgroupDir);
+      if (!hierarchy) throw new Error(`no cgroup hierarchy with a freezer below ${config.cgroupDir}`);
+      return findPodCgroup(hierarchy, uid);
+    },
+    log,
+    ...(options.waitMs === undefined ? {} : { waitMs: options.waitMs }),
+  });
+  const learn = async (): Promise<void> => {
+    await service.whenKnown(stopping.signal);
+    if (stopping.signal.aborted) return;
+    const known = service.pools();
+    writeFileSync(
+      `${poolsFile}.tmp`,
+      JSON.stringify(Object.fromEntries(config.agentSockets.map((file, i) => [file, known[i]]))),
+    );
+    renameSync(`${poolsFile}.tmp`, poolsFile);
+  };
+  const stopping = new AbortController();
+  service.start();
+  const servers: GrpcServer[] = [];
+  const stop = async (): Promise<void> => {
+    stopping.abort();
+    await Promise.all(servers.map((one) => one.close()));
+    await service.stop();
+  };
+  try {
+    servers.push(
+      await serve(
+        config.endpoint,
+        [identityService(version, () => service.problem()), service.service()],
+        log,
+      ),
+    );
+  } catch (error) {
+    await stop();
+    throw error;
+  }
+  // kubelet asks for the node's pools as soon as it sees the driver; before they are known there is no answer.
+  void learn()
+    .then(async () => {
+      if (config.registrationDir === null || stopping.signal.aborted) return;
+      servers.push(
+        await serve(
+          path.join(config.registrationDir, `${DRIVER}-reg.sock`),
+          [registrationService(config.endpoint, log)],
+          log,
+        ),
+      );
+    })
+    .catch((error: Error) => log.error({ err: error }, 'kubelet is not told of the driver'));
+  return { endpoint: config.endpoint, stop };
+}
