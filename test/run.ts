@@ -98,11 +98,19 @@ const timeLimit = (file: string): number =>
 
 /** Whether a test file starts an API server of test/kube/harness. */
 const needsKube = (file: string): boolean => file.startsWith('test/kube');
+/** Whether it runs csi-sanity. */
+const needsSanity = (file: string): boolean => file.startsWith('test/csi/sanity');
 
 function testFile(file: string): Step<Result> {
   return {
     name: file,
-    needs: ['addon', 'C++ build', 'rclone', ...(needsKube(file) ? ['kube programs'] : [])],
+    needs: [
+      'addon',
+      'C++ build',
+      'rclone',
+      ...(needsKube(file) ? ['kube programs'] : []),
+      ...(needsSanity(file) ? ['csi-sanity'] : []),
+    ],
     async run() {
       const env: NodeJS.ProcessEnv = {
         TMPDIR: scratch,
@@ -123,6 +131,14 @@ function testFile(file: string): Step<Result> {
 const steps: Step<Result>[] = [];
 if (files.some(needsKube)) {
   const build = command('kube programs', process.execPath, ['test/kube/harness/build.ts'], {
+    setup: true,
+    limitS: BUILD_LIMIT_S,
+    last: true,
+  });
+  steps.push({ ...build, background: true });
+}
+if (files.some(needsSanity)) {
+  const build = command('csi-sanity', process.execPath, ['test/kube/harness/build.ts', 'csi-sanity'], {
     setup: true,
     limitS: BUILD_LIMIT_S,
     last: true,

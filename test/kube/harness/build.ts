@@ -17,7 +17,15 @@ import {
 } from 'node:fs';
 import os from 'node:os';
 import path from 'node:path';
-import { ALL_PROGRAMS, API_PROGRAMS, MODULES, type ProgramModule, programsFolder } from './programs.ts';
+import {
+  ALL_PROGRAMS,
+  API_PROGRAMS,
+  kubeProgram,
+  MODULES,
+  moduleFolder,
+  type ProgramModule,
+  programsFolder,
+} from './programs.ts';
 
 const GO_MINOR = 26;
 /** Set in the process that builds: `1` when it holds the lock. */
@@ -89,23 +97,24 @@ async function buildModule(
   }
 }
 
-/** Builds those that are not there yet. */
+/** Builds those that are not there yet. Returns the folder of the first one asked for. */
 export async function buildPrograms(programs: readonly string[], say: Say): Promise<string> {
-  const target = programsFolder();
-  mkdirSync(target, { recursive: true });
-  if (process.env[LOCKED] === '1') {
-    // Nobody else builds here now: what lies about is of a build that was killed.
-    for (const name of readdirSync(target)) {
-      if (name.startsWith('.new-')) rmSync(path.join(target, name), { recursive: true, force: true });
-    }
-  }
   for (const module of MODULES) {
+    const target = moduleFolder(module);
     const missing = programs.filter(
       (program) => module.packages[program] && !existsSync(path.join(target, program)),
     );
-    if (missing.length > 0) await buildModule(module, missing, target, say);
+    if (missing.length === 0) continue;
+    mkdirSync(target, { recursive: true });
+    if (process.env[LOCKED] === '1') {
+      // Nobody else builds here now: what lies about is of a build that was killed.
+      for (const name of readdirSync(target)) {
+        if (name.startsWith('.new-')) rmSync(path.join(target, name), { recursive: true, force: true });
+      }
+    }
+    await buildModule(module, missing, target, say);
   }
-  return target;
+  return path.dirname(kubeProgram(programs[0] as string) as string);
 }
 
 /** Waits for another build and keeps a third one out: the kernel drops the lock when its holder dies, whatever killed it. */
@@ -141,9 +150,8 @@ if (import.meta.main) {
     console.error(`kube: no such program: ${unknown.join(', ')}; known are ${ALL_PROGRAMS.join(', ')}`);
     process.exit(2);
   }
-  const folder = programsFolder();
-  if (programs.every((program) => existsSync(path.join(folder, program)))) {
-    console.log(folder);
+  if (programs.every((program) => kubeProgram(program) !== null)) {
+    console.log(path.dirname(kubeProgram(programs[0] as string) as string));
     process.exit(0);
   }
   const problem = goProblem();

@@ -6,6 +6,7 @@ import { cacheFolder } from '../../../lib/transfer/rclone-binary.ts';
 
 export const KUBERNETES_VERSION = '1.36.3';
 export const ETCD_VERSION = '3.7.3';
+export const CSI_SANITY_VERSION = '5.6.0';
 
 const SOURCES = path.join(path.dirname(import.meta.dirname), 'programs');
 const [MAJOR, MINOR] = KUBERNETES_VERSION.split('.');
@@ -25,6 +26,8 @@ export interface ProgramModule {
   linkerFlags: string;
   /** program to Go package */
   packages: Readonly<Record<string, string>>;
+  /** where it lives is told by its own sources alone: the others are not built anew when it changes */
+  alone?: boolean;
 }
 
 export const MODULES: readonly ProgramModule[] = [
@@ -44,6 +47,13 @@ export const MODULES: readonly ProgramModule[] = [
       ),
     ),
   },
+  {
+    folder: path.join(SOURCES, 'csi-sanity'),
+    version: `csi-sanity ${CSI_SANITY_VERSION}`,
+    linkerFlags: '-s -w',
+    packages: { 'csi-sanity': 'github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity' },
+    alone: true,
+  },
 ];
 
 /** What the tests of test/kube need: an API server, its store and kubectl. */
@@ -52,25 +62,41 @@ export const API_PROGRAMS = ['etcd', 'kube-apiserver', 'kubectl'] as const;
 /** Every program that can be built. */
 export const ALL_PROGRAMS: readonly string[] = MODULES.flatMap((module) => Object.keys(module.packages));
 
-/**
- * Where the programs of exactly these sources live: `kube/<versions>` below SIMPLE_VOLUME_CACHE, by default
- * `~/.cache/simple-volume`.
- */
-export function programsFolder(env: NodeJS.ProcessEnv = process.env): string {
+const cache = (env: NodeJS.ProcessEnv): string =>
+  path.join(env.SIMPLE_VOLUME_CACHE || cacheFolder(env), 'kube');
+
+/** Changes with the sources of these modules. */
+function keyOfSources(modules: readonly ProgramModule[]): string {
   const hash = createHash('sha256');
-  for (const { folder, linkerFlags, packages } of MODULES) {
+  for (const { folder, linkerFlags, packages } of modules) {
     hash.update(`\0${linkerFlags}\0${Object.keys(packages)}`);
     for (const file of ['go.mod', 'go.sum', 'main.go']) {
       if (existsSync(path.join(folder, file))) hash.update(readFileSync(path.join(folder, file)));
     }
   }
-  const key = `${KUBERNETES_VERSION}-etcd-${ETCD_VERSION}-${hash.digest('hex').slice(0, 12)}-${process.arch}`;
-  return path.join(env.SIMPLE_VOLUME_CACHE || cacheFolder(env), 'kube', key);
+  return `${hash.digest('hex').slice(0, 12)}-${process.arch}`;
+}
+
+/**
+ * Where the programs of exactly these sources live: `kube/<versions>` below SIMPLE_VOLUME_CACHE, by default
+ * `~/.cache/simple-volume`.
+ */
+export function programsFolder(env: NodeJS.ProcessEnv = process.env): string {
+  const key = keyOfSources(MODULES.filter(({ alone }) => !alone));
+  return path.join(cache(env), `${KUBERNETES_VERSION}-etcd-${ETCD_VERSION}-${key}`);
+}
+
+/** Where the programs of one module live. */
+export function moduleFolder(module: ProgramModule, env: NodeJS.ProcessEnv = process.env): string {
+  if (!module.alone) return programsFolder(env);
+  return path.join(cache(env), `${module.version.replaceAll(' ', '-')}-${keyOfSources([module])}`);
 }
 
 /** Absolute path of a program that is built, null when it is not. */
 export function kubeProgram(program: string, env: NodeJS.ProcessEnv = process.env): string | null {
-  const file = path.join(programsFolder(env), program);
+  const module = MODULES.find(({ packages }) => packages[program] !== undefined);
+  if (!module) return null;
+  const file = path.join(moduleFolder(module, env), program);
   return existsSync(file) ? file : null;
 }
 
@@ -79,5 +105,5 @@ export function noKube(programs: readonly string[] = API_PROGRAMS): string | fal
   const missing = programs.filter((program) => kubeProgram(program) === null);
   return missing.length === 0
     ? false
-    : `not built: ${missing.join(', ')} (node test/kube/harness/build.ts, needs Go 1.26)`;
+    : `not built: ${missing.join(', ')} (node test/kube/harness/build.ts ${missing.join(' ')}, needs Go 1.26)`;
 }
