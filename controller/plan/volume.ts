@@ -676,7 +676,9 @@ function placementOf(
   const heard = (node: string): number => {
     const age = agent(node)?.reportAgeMs;
     if (age != null) return o.now - age;
-    return Date.parse(before.replicas?.find((one) => one.node === node)?.observedAt ?? '') || 0;
+    // Not heard by this process: the status says when it was heard before, up to this much behind.
+    const said = Date.parse(before.replicas?.find((one) => one.node === node)?.observedAt ?? '') || 0;
+    return said + o.options.statusEveryMs;
   };
   return place({
     nodes: o.nodes.map((node) => ({
