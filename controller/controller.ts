@@ -2,6 +2,7 @@
  * The controller as a whole: observe, decide, record, carry out, one volume at a time, as long as this process leads.
  * Nothing of it is kept here: what matters is in the cluster or with the agents, so that it can end at any moment.
  */
+import type { HttpClient } from '../lib/core/http-client.ts';
 import type { PoolSpace, VolumeName } from '../lib/core/parts.ts';
 import { type AgentAddress, Agents, agentKey, READ_MS } from './act/agents.ts';
 import { type ActContext, applyPlan } from './act/apply.ts';
@@ -19,6 +20,7 @@ import {
   openConnection,
 } from './cluster/index.ts';
 import type { Clock, LeaderElection, Logger, Recorder, WorkQueue } from './cluster/types.ts';
+import { NodesNow } from './confirm.ts';
 import { type HealthServer, startHealth } from './metrics.ts';
 import { type VolumeReport, World } from './observe.ts';
 import { askOwner } from './owner.ts';
@@ -66,6 +68,10 @@ export interface ControllerOptions {
   csiEndpoint?: string | null;
   clock: Clock;
   logger: Logger;
+  /** the client of the API server; default: one that goes by `kubeconfig` */
+  kube?: Kube;
+  /** how agents are called; default: over HTTP */
+  agentsHttp?: HttpClient;
   /** called after each write, before the next; tests end the process there */
   wrote?: (what: string, key: string) => void;
 }
@@ -88,6 +94,16 @@ const PAUSE = { first: 500, longest: 15_000 };
 /** Copies of the cluster that were not heard of for this long say nothing any more, ms. */
 const DEAF_MS = 300_000;
 
+function connect(options: ControllerOptions): Kube {
+  const { clock, kubeconfig, version, kubeRate } = options;
+  return createKube({
+    connection: openConnection({ clock, ...(kubeconfig === undefined ? {} : { kubeconfig }) }),
+    clock,
+    userAgent: `simple-volume-controller/${version}`,
+    rate: kubeRate ?? KUBE_RATE,
+  });
+}
+
 export class Controller {
   readonly kube: Kube;
   readonly agents: Agents;
@@ -100,6 +116,7 @@ export class Controller {
   triggerUrl: string | null = null;
   private readonly options: ControllerOptions;
   private readonly context: ActContext;
+  private readonly nodesNow: NodesNow;
   private readonly memories = new Map<string, VolumeMemory>();
   private readonly planOptions: PlanOptions;
   private readonly writes = new Map<string, number>();
@@ -111,6 +128,8 @@ export class Controller {
   private csi: { close(): Promise<void> } | null = null;
   private timer: { cancel(): void } | null = null;
   private leadTerm: number | null = null;
+  /** the leadership in which every agent was heard once, or has had its time: nothing is decided from half a picture */
+  private heardTerm: number | null = null;
   /** own clock */
   private sweepAt = Number.POSITIVE_INFINITY;
   private dead = false;
@@ -119,17 +138,14 @@ export class Controller {
     this.options = options;
     const { clock, logger } = options;
     this.planOptions = { ...DEFAULT_OPTIONS, ...options.plan };
-    const connection = openConnection({
+    this.kube = options.kube ?? connect(options);
+    this.agents = new Agents({
       clock,
-      ...(options.kubeconfig === undefined ? {} : { kubeconfig: options.kubeconfig }),
+      token: options.token,
+      ca: options.ca,
+      ...(options.agentsHttp === undefined ? {} : { http: options.agentsHttp }),
     });
-    this.kube = createKube({
-      connection,
-      clock,
-      userAgent: `simple-volume-controller/${options.version}`,
-      rate: options.kubeRate ?? KUBE_RATE,
-    });
-    this.agents = new Agents({ clock, token: options.token, ca: options.ca });
+    this.nodesNow = new NodesNow(this.kube, clock);
     const lease = { namespace: options.namespace, name: options.leaseName ?? 'simple-volume-controller' };
     this.election = createLeaderElection({
       kube: this.kube,
@@ -289,6 +305,7 @@ export class Controller {
     this.answering.clear();
     await this.askAll();
     if (this.leadTerm !== term || this.dead) return;
+    this.heardTerm = term;
     for (const key of this.world.keys()) this.queue.add(key, Math.random() * 200);
     this.sweepAt = this.options.clock.boot() + (this.options.sweepMs ?? SWEEP_MS).first;
   }
@@ -357,7 +374,8 @@ export class Controller {
 
   /** One look at one volume. */
   private async work(key: string): Promise<{ againMs?: number } | undefined> {
-    if (this.dead || this.leadTerm === null || !this.fence.ready()) return undefined;
+    if (this.dead || this.leadTerm === null || this.leadTerm !== this.heardTerm || !this.fence.ready())
+      return undefined;
     const memory = this.memory(key);
     const longestMs = Math.max(this.planOptions.statusEveryMs, this.world.objects.size * AGES_MS);
     const statusEveryMs = longestMs * memory.agesShare;
@@ -367,6 +385,7 @@ export class Controller {
       this.memories.delete(key);
       return undefined;
     }
+    await this.nodesNow.confirm(observed);
     observed.workload = await askOwner(this.kube, observed, memory, this.options.clock, this.options.logger);
     const before = observed.object?.status?.epoch ?? 0;
     const plan = planVolume(observed);

@@ -138,6 +138,34 @@ function stalePods(record: PromotionRecord, o: Observed): ObservedPod[] {
   });
 }
 
+/**
+ * Pods of before the decision that still run where the volume is not any more: their mounts were taken away, or never
+ * could be. When the decision was carried out they were not seen there (a copy of the cluster can be late), and nobody
+ * else ends them.
+ */
+export function leftPods(record: PromotionRecord, o: Observed): Action[] {
+  if (!record.done.includes('deletePods')) return [];
+  const decided = Date.parse(record.decidedAt);
+  return o.pods
+    .filter(
+      (pod) =>
+        pod.phase === 'Running' &&
+        !pod.deleting &&
+        pod.controlledBy !== null &&
+        pod.node !== null &&
+        pod.node !== record.to &&
+        pod.createdAt <= decided,
+    )
+    .map((pod) => ({
+      id: `deletePod:${pod.name}`,
+      kind: 'deletePod',
+      name: pod.name,
+      uid: pod.uid,
+      force: false,
+      why: `the volume is on ${record.to} since epoch ${record.epoch}`,
+    }));
+}
+
 /** Without its kubelet a pod never ends by itself; it is taken off when nothing of it can write to the volume any more. */
 function mayForce(pod: ObservedPod, o: Observed, fencing: FencingMode, promoted: boolean): boolean {
   const node = o.nodes.find((one) => one.name === pod.node);

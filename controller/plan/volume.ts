@@ -31,6 +31,7 @@ import {
   ACTIVE_NODE,
   annotationActions,
   EPOCH,
+  leftPods,
   moveStep,
   promotionSteps,
   staleWatches,
@@ -376,6 +377,7 @@ function planLiving(o: Observed, object: SimpleVolume): VolumePlan {
     });
     unfinished = !steps.finished;
     if (unfinished) carriedOut.push(...steps.actions);
+    carriedOut.push(...leftPods(record, o));
     if (record.done.length === 0 && v.epoch > 1) events.push(promotedEvent(record));
     if (!sameData([...steps.done].sort(), [...record.done].sort()))
       promotion = { ...record, done: steps.done };
@@ -694,7 +696,7 @@ function placementOf(
     alive: [...present].filter((node) => agent(node)?.reachable === true || o.now - heard(node) < LOST_MS),
     wanted: policy.replicas,
     atLeast: policy.confirmedReplicas,
-    needed: workload.waitingOn === null ? [] : [workload.waitingOn],
+    needed: [...(workload.waitingOn === null ? [] : [workload.waitingOn]), ...forcedNode(o.object, before)],
     priority: policy.nodePriority,
     needBytes: bytes + headroom(o.claim?.requestedBytes ?? null),
   });
@@ -823,6 +825,15 @@ function unwantedCopies(v: View, body: WatchBody | null): ObservedAgent[] {
 /** Names one request: the same one is carried out once, whatever else changes in the spec. */
 const digest = (force: object): string =>
   createHash('sha256').update(JSON.stringify(force)).digest('hex').slice(0, 12);
+
+/** The node of a forced promotion that is not answered yet: it gets a copy however many are wanted. */
+function forcedNode(object: SimpleVolume | null, before: SimpleVolumeStatus): string[] {
+  const force = object?.spec.force;
+  if (force?.action !== 'Promote' || force.node === undefined) return [];
+  const known = before.conditions?.find((one) => one.type === 'Forced');
+  const answered = known?.message.endsWith(`(request ${digest(force)})`) && known.status !== 'Unknown';
+  return answered ? [] : [force.node];
+}
 
 interface Forced {
   promote: FailoverForce | null;
@@ -1024,6 +1035,27 @@ function wanders(v: View, decision: FailoverDecision): boolean {
   return known?.status === 'False' && Date.parse(known.lastTransitionTime) <= Date.parse(promotion.decidedAt);
 }
 
+/** A lease that was given back for a move that is not to be any more: the node goes on in a new epoch. */
+function goOn(v: View, decision: FailoverDecision, unfinished: boolean): Outcome | null {
+  if (v.o.fence.released !== v.epoch || v.active?.reachable !== true || unfinished) return null;
+  return {
+    moving: 'planned',
+    waitsFor: null,
+    withhold: false,
+    stopping: false,
+    decide: {
+      to: v.activeNode,
+      reason: `The move was given up (${decision.because}); ${v.activeNode} goes on.`,
+      planned: true,
+      insist: false,
+    },
+    actions: [],
+    events: [],
+    nextLookMs: 1000,
+    refused: false,
+  };
+}
+
 function actOn(
   v: View,
   decision: FailoverDecision,
@@ -1062,6 +1094,9 @@ function actOn(
         nextLookMs: null,
       };
     if (wanders(v, decision)) {
+      // Its lease was given back for this move: without another epoch no pod would ever run there again.
+      const again = goOn(v, decision, unfinished);
+      if (again !== null) return again;
       const message = `The workload was not healthy on ${v.before.previousActiveNode ?? 'the node before'} and is not on ${v.activeNode}: it is not moved again (${decision.because})`;
       return { ...stay, refused: true, waitsFor: message };
     }
@@ -1163,19 +1198,8 @@ function actOn(
       },
     };
   }
-  // A lease that was given back for a move that is not to be any more: the node goes on in a new epoch.
-  if (o.fence.released === v.epoch && v.active?.reachable === true && !unfinished)
-    return {
-      ...stay,
-      moving: 'planned',
-      nextLookMs: 1000,
-      decide: {
-        to: v.activeNode,
-        reason: `The move was given up (${decision.because}); ${v.activeNode} goes on.`,
-        planned: true,
-        insist: false,
-      },
-    };
+  const again = goOn(v, decision, unfinished);
+  if (again !== null) return again;
   if (decision.action === 'refuse') {
     const cause = decision.perReplica
       .map((one) => `${one.node}:${one.reasons.map((reason) => reason.code).join('+')}`)

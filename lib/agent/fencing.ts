@@ -48,6 +48,8 @@ export interface FencingDeps {
   peer(node: string): { url: string; token: string } | null;
   /** how agents that serve TLS are checked */
   tls: HttpClientOptions;
+  /** how they are called; default: over HTTP, by `tls` */
+  http?: HttpClient;
 }
 
 export class Fencing {
@@ -61,7 +63,7 @@ export class Fencing {
 
   constructor(deps: FencingDeps) {
     this.#deps = deps;
-    this.#http = createHttpClient({ maxSockets: 2, ...deps.tls });
+    this.#http = deps.http ?? createHttpClient({ maxSockets: 2, ...deps.tls });
     this.#fence = new NodeFence(deps.node, deps.leaseMs, randomInt(1, FIRST_BEAT_RANGE));
   }
 

@@ -14,7 +14,7 @@ import type {
 import { volumeKey } from '../core/parts.ts';
 import type { VolumeStore } from '../core/store.ts';
 import { ASIDE } from '../replica/apply.ts';
-import type { ReplicaVolume } from '../replica/replica-volume.ts';
+import { PROMOTING, type ReplicaVolume } from '../replica/replica-volume.ts';
 import type { SourceVolume } from '../source/source-volume.ts';
 import type { VolumeStatus, WatchStart } from './api.ts';
 import { Serial } from './semaphore.ts';
@@ -125,6 +125,7 @@ export class VolumeEntry implements VolumeName {
     await this.store.transaction(() => {
       this.store.setMeta('epoch', Math.max(epoch, this.epoch));
       this.store.setMeta('role', role);
+      this.store.deleteMeta(PROMOTING);
       if (watch) this.store.setMeta('watch', watch);
       else this.store.deleteMeta('watch');
     });
@@ -265,7 +266,9 @@ export class VolumeEntry implements VolumeName {
       this.#refuseGone();
       const active = this.role === 'active';
       const epoch = request.epoch ?? (active || this.epoch === 0 ? Math.max(this.epoch, 1) : 0);
-      const wasReplica = !active && this.epoch > 0;
+      // A promotion that was cut off between the copy's part and this one has noted its epoch, not yet the role.
+      const begun = this.store.meta<number>(PROMOTING) === epoch;
+      const wasReplica = !active && this.epoch > 0 && !begun;
       if (epoch === 0 || (wasReplica && epoch === this.epoch))
         throw new SimpleVolumeError(
           'FIELD_INVALID',

@@ -52,6 +52,8 @@ interface Volume extends VolumeName {
   told: (ToldSet & { epoch: number }) | null;
   active: ActiveFence | null;
   replica: ReplicaFence;
+  /** when the leader last named this epoch as the present one */
+  heardAt: number;
 }
 
 /** Something to make durable before the answer leaves. */
@@ -63,6 +65,9 @@ export type ReleaseRefusal = 'NOT_ACTIVE' | 'EPOCH_OLD' | 'WRITER_RUNS';
 
 /** How old csi-node's last report may be for "no writer there" to count, ms. */
 export const REPORT_FRESH_MS = 3_000;
+
+/** With `none` no writer is started on a node that the leader has not called the active one for this long, ms. */
+export const HEARD_MS = 10_000;
 
 export class NodeFence {
   readonly node: string;
@@ -94,6 +99,7 @@ export class NodeFence {
       released: state.released,
       told: state.told,
       active: null,
+      heardAt: -Infinity,
       replica: new ReplicaFence(
         { epoch: Math.max(epoch, state.consented), longestLeaseMs: state.longestLeaseMs },
         now,
@@ -253,6 +259,7 @@ export class NodeFence {
     for (const item of request.volumes) {
       const volume = this.#volumes.get(volumeKey(item));
       if (!volume?.active) continue;
+      if (item.epoch === volume.epoch) volume.heardAt = now;
       // The set first: a renewal must not lengthen what an older set allows.
       const told = this.told(item, item.epoch, item.promotable, item.fencing);
       if (told) save.push(told);
@@ -352,11 +359,16 @@ export class NodeFence {
    * csi-node is about to publish a volume: from here on it counts as a writer, until a later report says otherwise.
    * @param at as in report()
    * @returns whether and how long it may run. Only this answer, not an earlier one, allows to start a writer: the
-   * lease may have been given back, or the volume moved, since that one.
+   * lease may have been given back, or the volume moved, since that one. With `none` no lease would end a writer that
+   * is started on a node which has been replaced without hearing of it, so there the leader must have named it lately.
    */
   announce(name: VolumeName, at: number, now: number): WriterLease {
     const lease = this.lease(name, now);
     if (lease.role !== 'active' || lease.released) return lease;
+    const volume = this.#volumes.get(volumeKey(name));
+    const replaceable = volume?.active?.state.promotable?.nodes.length !== 0;
+    if (lease.fencing === 'none' && replaceable && now - (volume?.heardAt ?? -Infinity) > HEARD_MS)
+      return { ...lease, remainingMs: 0 };
     this.#saidAt = Math.max(this.#saidAt, at);
     this.#writers.add(volumeKey(name));
     return lease;

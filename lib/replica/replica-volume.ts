@@ -62,6 +62,9 @@ export interface ReplicaOptions {
   tryName?: typeof tryName;
 }
 
+/** Meta key: the epoch in which this copy is becoming the active one, until its role says so. */
+export const PROMOTING = 'promoting';
+
 export interface ReplicaLimits {
   /** bytes that a sync leaves free; default 64 MiB */
   floorBytes: number;
@@ -545,7 +548,10 @@ export class ReplicaVolume implements ServedVolume {
           'APPLYING',
           'the tree is between two generations and has to be compared with a source first',
         );
-      await this.#store.transaction(() => this.#store.setMeta('epoch', Math.max(epoch, this.epoch())));
+      await this.#store.transaction(() => {
+        this.#store.setMeta('epoch', Math.max(epoch, this.epoch()));
+        this.#store.setMeta(PROMOTING, epoch);
+      });
       await this.#saveFreshness(true);
       await this.#store.durable();
       this.#closed = 'promoted';

@@ -4,6 +4,9 @@ import path from 'node:path';
 import t from 'tap';
 import { LocalCluster, waitFor } from '../../lib/local/cluster.ts';
 import { compareTrees } from '../../lib/local/tree.ts';
+import { native } from '../../lib/native/load.ts';
+import { PROMOTING } from '../../lib/replica/replica-volume.ts';
+import { openVolumeStore } from '../../lib/store/volume-store.ts';
 import { differences, fill, refusal, replica, source, syncBody, tree } from './support.ts';
 
 t.setTimeout(300_000);
@@ -199,4 +202,33 @@ t.test('a chain of planned moves over three nodes ends with three equal trees', 
     for (const other of nodes.filter((node) => node !== next))
       t.same(await differences(cluster, volume, next, other), [], `${next} -> ${other} in epoch ${epoch}`);
   }
+});
+
+t.test('a promotion that a crash has cut in two is finished in the same epoch', async (t) => {
+  const volume = named('cut-in-two');
+  fill(a.live(volume), 10, 1000);
+  await cluster.watch('a', volume, { targets: ['b', 'c'], epoch: 1, ...fast });
+  const generation = await cluster.settle('a', volume);
+  await b.end('SIGKILL');
+  // As it is after the copy has noted its new epoch, before the role is.
+  const state = path.join(b.pool, '.simple-volume-state/volumes', volume.namespace, volume.volume);
+  const store = openVolumeStore(state, volume.namespace, volume.volume, {
+    syncFile: (file) => native.syncFile(file),
+  });
+  await store.transaction(() => {
+    store.setMeta('epoch', 2);
+    store.setMeta(PROMOTING, 2);
+  });
+  await store.durable();
+  store.close();
+  await b.start();
+  t.equal((await replica(b, volume)).generation, generation, 'a copy as before');
+  const status = await cluster.watch('b', volume, { targets: ['c'], epoch: 2, ...fast });
+  t.match(status, { role: 'active', epoch: 2 });
+  await waitFor('c has a generation of epoch 2', async () =>
+    (await replica(c, volume)).generation?.startsWith('2-'),
+  );
+  t.same(await differences(cluster, volume, 'b', 'c'), []);
+  const again = await refusal(cluster.watch('c', volume, { targets: [], epoch: 2, ...fast }));
+  t.equal(again.code, 'FIELD_INVALID', 'of another copy that epoch makes no active node');
 });

@@ -3,7 +3,7 @@ import t from 'tap';
 import { ActiveFence } from '../../lib/fence/active.ts';
 import { BeatLog } from '../../lib/fence/beats.ts';
 import { LeaderFence, nextPromotable, type VolumeRecord } from '../../lib/fence/leader.ts';
-import { NO_STATE, NodeFence, REPORT_FRESH_MS } from '../../lib/fence/node.ts';
+import { HEARD_MS, NO_STATE, NodeFence, REPORT_FRESH_MS } from '../../lib/fence/node.ts';
 import { ReplicaFence } from '../../lib/fence/replica.ts';
 import {
   boundedLease,
@@ -257,3 +257,36 @@ t.test('node: without fencing a writer runs without end, until the mode or the e
   node.changed(V, 'replica', 3, 20);
   t.match(node.lease(V, 20), { role: 'replica', epoch: 3, remainingMs: 0 });
 });
+
+t.test(
+  'node: without fencing a writer is started only where the leader has lately named the node active',
+  async (t) => {
+    const node = new NodeFence('a', 8_000, 1);
+    node.open(V, 'active', 1, NO_STATE, 0);
+    const poll = (epoch: number, nodes: string[]): FencePoll => ({
+      controller: 'k',
+      term: 1,
+      leaseMs: 8_000,
+      beat: null,
+      volumes: [{ ...V, epoch, renew: false, fencing: 'none', promotable: { version: epoch, nodes } }],
+    });
+    node.poll(poll(1, ['b']), 100);
+    t.equal(node.announce(V, 1, 100).remainingMs, null);
+    // It has been replaced meanwhile and nobody tells it: its polls name the volume no more.
+    node.poll({ ...poll(1, ['b']), volumes: [] }, 100 + HEARD_MS);
+    t.equal(node.announce(V, 2, 101 + HEARD_MS).remainingMs, 0);
+    t.equal(node.lease(V, 101 + HEARD_MS).remainingMs, null, 'one that runs is not stopped');
+    node.poll(poll(2, ['b']), 200 + HEARD_MS);
+    t.equal(node.announce(V, 3, 200 + HEARD_MS).remainingMs, 0, 'another epoch says nothing');
+    const state = node.state(V) as typeof NO_STATE;
+    const again = new NodeFence('a', 8_000, 1);
+    again.open(V, 'active', 1, state, 0);
+    t.equal(again.announce(V, 4, 10).remainingMs, 0, 'nor what was heard before a restart');
+    again.poll(poll(1, ['b']), 20);
+    t.equal(again.announce(V, 5, 20).remainingMs, null);
+    const single = new NodeFence('a', 8_000, 1);
+    single.open(V, 'active', 1, NO_STATE, 0);
+    single.told(V, 1, { version: 1, nodes: [] }, 'none');
+    t.equal(single.announce(V, 6, 0).remainingMs, null, 'where nobody can be promoted nobody is asked');
+  },
+);

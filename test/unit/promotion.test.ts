@@ -2,6 +2,7 @@ import t from 'tap';
 import { type LabelChange, labelChanges } from '../../controller/plan/labels.ts';
 import {
   annotationActions,
+  leftPods,
   moveStep,
   promotionSteps,
   SELECTED_NODE,
@@ -144,6 +145,27 @@ t.test(
     t.end();
   },
 );
+
+t.test('a pod of before the decision that was seen too late is ended all the same', (t) => {
+  const world = atRest();
+  const late = Date.parse('2026-12-02T14:00:00Z');
+  world.pods = [
+    pod('old', 'a'),
+    pod('third', 'c'),
+    pod('there', 'b'),
+    pod('pending', 'a', { phase: 'Pending' }),
+    pod('debug', 'c', { controlledBy: null }),
+    pod('going', 'a', { deleting: true }),
+    pod('later', 'a', { createdAt: late }),
+  ];
+  const left = (record: PromotionRecord): string[] =>
+    leftPods(record, world.observed()).flatMap((one) =>
+      one.kind === 'deletePod' && !one.force ? [one.name] : [],
+    );
+  t.same(left(RECORD), [], 'while the decision is carried out that is its own step');
+  t.same(left({ ...RECORD, done: [...STEPS] }), ['old', 'third']);
+  t.end();
+});
 
 t.test(
   'force deletion: only with the kubelet gone, the new node active, and the writer fenced or unreachable',

@@ -483,6 +483,29 @@ t.test('B7/B22: a workload that crashes wherever it is does not wander from node
   t.end();
 });
 
+t.test('a node whose lease was given back for a move that is refused now goes on in a new epoch', (t) => {
+  const world = atRest();
+  const crash = (): void => {
+    for (const one of world.pods)
+      if (one.phase === 'Running')
+        Object.assign(one, { ready: false, restarts: 5, waiting: ['CrashLoopBackOff'] });
+  };
+  for (let i = 0; i < 120; i += 1) {
+    crash();
+    world.step(2000);
+  }
+  t.match(world.status, { epoch: 2, phase: 'Held' });
+  const { activeNode } = world.status;
+  // A cordon began a move, which gave the lease back; the cordon is taken away, and the workload is as bad as before.
+  world.fence.released = 2;
+  const agent = world.agent(activeNode as string);
+  t.equal(agent.reachable, true);
+  world.step(2000);
+  world.step(2000);
+  t.match(world.status, { activeNode, epoch: 3, promotion: { from: activeNode, to: activeNode } });
+  t.end();
+});
+
 t.test('A13/B5/D34: a returning node is a copy, its old pod counts for nothing, nothing moves back', (t) => {
   const world = atRest();
   world.kill('a');
