@@ -165,6 +165,8 @@ export class ControllerService {
         return exists(
           `${volumeId(volume)} exists with ${bytes} bytes; ${range.required}${range.limit === Number.POSITIVE_INFINITY ? '' : ` to ${range.limit}`} were asked for`,
         );
+      // Changes nothing, and says so when what was made is gone.
+      if (known.bytes !== null) await this.#cluster.create(pool, known.node, volume, bytes);
       return answer(known.node, bytes);
     }
     const bytes = range.required > 0 ? range.required : Math.min(DEFAULT_BYTES, range.limit);

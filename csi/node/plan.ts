@@ -85,8 +85,9 @@ export function judgePublish(
   if (
     record &&
     (record.readOnly !== wanted.readOnly ||
-      !sameList(record.flags, wanted.flags) ||
-      record.accessMode !== accessMode) &&
+      // of a record that was lost only what the mount shows is known
+      (record.epoch !== null &&
+        (!sameList(record.flags, wanted.flags) || record.accessMode !== accessMode))) &&
     found.layers.length > 0
   )
     return {
@@ -115,7 +116,7 @@ export function publishSteps(wanted: Wanted, record: PublishRecord | null, found
   const steps: PublishStep[] = [];
   if (found.kind === null) steps.push({ do: 'mkdir' });
   const top = found.layers.at(-1);
-  if (!record || !top) steps.push({ do: 'record' });
+  if (!record || !top || record.epoch === null) steps.push({ do: 'record' });
   if (!top) steps.push({ do: 'bind' });
   const options = wantedOptions(wanted.readOnly, wanted.flags);
   const plain = options.length === 1 && options[0] === 'rw';

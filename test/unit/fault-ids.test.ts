@@ -12,7 +12,7 @@ const range = (part: string, from: number, to: number, without: number[] = []): 
     .filter((n) => !without.includes(n))
     .map((n) => `${part}${n}`);
 
-/** A data loss, B failover and scheduling, C watching and staging, H scale; D public bug reports. */
+/** A data loss, B failover and scheduling, C watching and staging, G CSI, H scale; D public bug reports. */
 const IDS = [
   ...range('A', 1, 30),
   ...range('B', 1, 22),
@@ -20,14 +20,13 @@ const IDS = [
   ...range('D', 1, 46, [8, 24, 29, 36, 39, 43, 44]),
   ...range('H', 1, 7),
   'F7',
-  'G12',
+  ...range('G', 1, 14),
   'I1',
   'I2',
 ];
 /** What cannot be shown yet, and why. */
 const NOT_YET: Readonly<Record<string, string>> = {
-  D42: 'fsGroup on many files: there is no CSI node service yet',
-  D38: 'NodePublish again and again: there is no CSI node service yet',
+  D42: 'fsGroup on many files: needs kubelet',
 };
 
 const NAMES = {
