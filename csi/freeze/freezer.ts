@@ -89,7 +89,10 @@ export class Freezer {
   add(name: WriterName, epoch: number | null, lease: { lease: WriterLease; askedAt: number } | null): void {
     const cgroup = this.#deps.find(name.podUid);
     const now = this.#deps.clock();
-    const fence = new WriterFence(epoch, lease ? -Infinity : now + (this.#deps.lookMs ?? 500));
+    // Taken up anew, it may have been frozen by the process before this one. Then it stays so until there is an answer:
+    // the time to look is for one that runs.
+    const frozen = cgroup.exists && cgroup.frozen();
+    const fence = new WriterFence(epoch, lease || frozen ? -Infinity : now + (this.#deps.lookMs ?? 500));
     if (lease) fence.answer(lease.lease, lease.askedAt);
     const { namespace, volume, podUid } = name;
     this.#writers.set(keyOf(name), {
@@ -98,8 +101,7 @@ export class Freezer {
       podUid,
       fence,
       cgroup,
-      // Taken up anew, it may have been frozen by the process before this one.
-      state: cgroup.exists && cgroup.frozen() ? 'frozen' : 'running',
+      state: frozen ? 'frozen' : 'running',
       problem: null,
       busy: null,
       removed: false,
