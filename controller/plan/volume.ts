@@ -138,7 +138,25 @@ export function planVolume(o: Observed): VolumePlan {
     object.spec.volumeName !== '' &&
     object.spec.volumeName !== volume.name;
   if (claim === null || replaced) return planDeletion(o, object, replaced);
-  return planLiving(o, object);
+  return planLiving(withoutSilentNodes(o, object.status ?? {}), object);
+}
+
+/**
+ * Under a lease a node whose agent does not answer counts as lost, whatever Kubernetes still says of it: nobody renews its
+ * lease, so its writer is frozen when that runs out, unless every copy that could take over still hears it. Then they
+ * refuse to take over, and nothing moves. A node without an agent's pod (it is being replaced) is Kubernetes' to judge.
+ */
+function withoutSilentNodes(o: Observed, status: SimpleVolumeStatus): Observed {
+  if (fencingOf(status) !== 'lease') return o;
+  const concerned = [status.activeNode, status.previousActiveNode];
+  const silent = o.agents
+    .filter((one) => !one.reachable && concerned.includes(one.node))
+    .map(({ node }) => node);
+  if (silent.length === 0) return o;
+  return {
+    ...o,
+    nodes: o.nodes.map((node) => (silent.includes(node.name) ? { ...node, ready: false } : node)),
+  };
 }
 
 /* Deletion */
@@ -1527,7 +1545,7 @@ function conditionsOf(v: View, facts: Facts): ConditionNow[] {
         CAUSES[workload.healthyPod ? 'unhealthy' : workload.cause],
         nodeReady
           ? `There is no healthy pod on ${activeNode}.`
-          : `${activeNode} is not Ready; what its pods do is not known.`,
+          : `${activeNode} is not Ready or its agent does not answer; what its pods do is not known.`,
       ),
     );
   return out;

@@ -235,6 +235,22 @@ tap.test('the controller', { skip: noKube(), timeout: 60_000 }, async (t) => {
     },
   );
 
+  await t.test('with a lease a silent agent is enough: Kubernetes still calls the node Ready', async (t) => {
+    await cluster.claim('silent', FAILOVER, { node: 'c' });
+    await cluster.workload('silent', 'c');
+    await cluster.settled('silent', 1);
+    agents.agent('c').set('away');
+    await cluster.waitFor('silent', 'has failed over', ({ status }) => status?.epoch === 2, 40_000);
+    const node = await kube.get(NODES, { name: 'c' });
+    t.equal(node.status?.conditions?.find((one) => one.type === 'Ready')?.status, 'True');
+    await until(
+      'its pod is taken off',
+      async () => (await kube.find(PODS, { namespace: 'default', name: 'silent-0' })) === null,
+    );
+    agents.agent('c').set('answers');
+    await until('it is a replica', () => agents.agent('c').volume('default/pv-silent')?.role === 'replica');
+  });
+
   await t.test('the node that comes back is a replica and is not promoted back (B5, D34)', async (t) => {
     await cluster.back('a');
     await until(

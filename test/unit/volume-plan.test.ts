@@ -207,6 +207,66 @@ t.test('the lease of the lost node is withheld, and nothing is written before it
   t.end();
 });
 
+t.test(
+  'with a lease a lost node need not be noticed by Kubernetes: that its agent is silent is enough',
+  (t) => {
+    const world = atRest();
+    // The power is gone, and for the API the node is Ready and its pod too.
+    Object.assign(world.agent('a'), { reachable: false });
+    const [old] = world.pods;
+    let seconds = 0;
+    for (; seconds < 40 && world.status.epoch === 1; seconds += 1) world.step();
+    t.equal(world.status.activeNode, 'b');
+    t.ok(seconds >= 10 && seconds <= 14, `after the grace period and at once: ${seconds} s`);
+    t.equal(world.on('a').ready, true);
+    world.settle();
+    t.notOk(
+      world.pods.some((one) => one.uid === old?.uid),
+      'what nobody ends there is taken off',
+    );
+    t.match(world.pods, [{ node: 'b', phase: 'Running' }]);
+    t.end();
+  },
+);
+
+t.test('a silent agent moves nothing without a lease, nor while its pod is being replaced', (t) => {
+  const none = atRest(['a', 'b', 'c'], { ...REPLICATED, 'failover-fencing': 'none' });
+  Object.assign(none.agent('a'), { reachable: false });
+  for (let i = 0; i < 60; i += 1) none.step();
+  t.match(none.status, { activeNode: 'a', epoch: 1 });
+  t.equal(none.condition('WorkloadHealthy')?.status, 'True');
+  const replaced = atRest();
+  replaced.agents = replaced.agents.filter((one) => one.node !== 'a');
+  for (let i = 0; i < 60; i += 1) replaced.step();
+  t.match(replaced.status, { activeNode: 'a', epoch: 1 });
+  const back = atRest();
+  Object.assign(back.agent('a'), { reachable: false });
+  for (let i = 0; i < 5; i += 1) back.step();
+  t.equal(back.condition('WorkloadHealthy')?.status, 'False');
+  Object.assign(back.agent('a'), { reachable: true });
+  for (let i = 0; i < 60; i += 1) back.step();
+  t.match(
+    back.status,
+    { activeNode: 'a', epoch: 1, phase: 'Active' },
+    'back within the grace period: nothing',
+  );
+  t.end();
+});
+
+t.test('copies that still hear a node which the controller does not hear refuse, and nothing moves', (t) => {
+  const world = atRest();
+  Object.assign(world.agent('a'), { reachable: false });
+  world.refuse = (action) => action.kind === 'decide';
+  for (let i = 0; i < 60; i += 1) world.step();
+  t.match(world.status, { activeNode: 'a', epoch: 1 });
+  t.match(world.pods, [{ node: 'a', phase: 'Running' }], 'the workload is left alone');
+  world.refuse = () => false;
+  Object.assign(world.agent('a'), { reachable: true });
+  world.settle();
+  t.match(world.status, { activeNode: 'a', epoch: 1, phase: 'Active' });
+  t.end();
+});
+
 t.test('B11/D33: with a stale copy it stays down and says why, once', (t) => {
   const world = atRest();
   world.kill('a');
