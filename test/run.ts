@@ -96,10 +96,13 @@ function sanitizer(name: string, folder: string, flag: string, env: NodeJS.Proce
 const timeLimit = (file: string): number =>
   TIME_LIMITS_S.find(({ under }) => file.startsWith(under))?.seconds ?? 120;
 
-/** Whether a test file starts an API server of test/kube/harness. */
-const needsKube = (file: string): boolean => file.startsWith('test/kube');
-/** Whether it runs csi-sanity. */
-const needsSanity = (file: string): boolean => file.startsWith('test/csi/sanity');
+/** Programs that are built beside everything else, and which test files wait for them. */
+const BUILDS: readonly { name: string; programs: readonly string[]; under: readonly string[] }[] = [
+  { name: 'kube programs', programs: [], under: ['test/kube', 'test/chart'] },
+  { name: 'csi-sanity', programs: ['csi-sanity'], under: ['test/csi/sanity'] },
+  { name: 'helm', programs: ['helm'], under: ['test/chart'] },
+];
+const needs = (file: string, under: readonly string[]): boolean => under.some((one) => file.startsWith(one));
 
 function testFile(file: string): Step<Result> {
   return {
@@ -108,8 +111,7 @@ function testFile(file: string): Step<Result> {
       'addon',
       'C++ build',
       'rclone',
-      ...(needsKube(file) ? ['kube programs'] : []),
-      ...(needsSanity(file) ? ['csi-sanity'] : []),
+      ...BUILDS.filter(({ under }) => needs(file, under)).map(({ name }) => name),
     ],
     async run() {
       const env: NodeJS.ProcessEnv = {
@@ -129,16 +131,9 @@ function testFile(file: string): Step<Result> {
 }
 
 const steps: Step<Result>[] = [];
-if (files.some(needsKube)) {
-  const build = command('kube programs', process.execPath, ['test/kube/harness/build.ts'], {
-    setup: true,
-    limitS: BUILD_LIMIT_S,
-    last: true,
-  });
-  steps.push({ ...build, background: true });
-}
-if (files.some(needsSanity)) {
-  const build = command('csi-sanity', process.execPath, ['test/kube/harness/build.ts', 'csi-sanity'], {
+for (const { name, programs, under } of BUILDS) {
+  if (!files.some((file) => needs(file, under))) continue;
+  const build = command(name, process.execPath, ['test/kube/harness/build.ts', ...programs], {
     setup: true,
     limitS: BUILD_LIMIT_S,
     last: true,

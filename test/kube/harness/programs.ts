@@ -7,6 +7,7 @@ import { cacheFolder } from '../../../lib/transfer/rclone-binary.ts';
 export const KUBERNETES_VERSION = '1.36.3';
 export const ETCD_VERSION = '3.7.3';
 export const CSI_SANITY_VERSION = '5.6.0';
+export const HELM_VERSION = '3.22.0';
 
 const SOURCES = path.join(path.dirname(import.meta.dirname), 'programs');
 const [MAJOR, MINOR] = KUBERNETES_VERSION.split('.');
@@ -52,6 +53,21 @@ export const MODULES: readonly ProgramModule[] = [
     version: `csi-sanity ${CSI_SANITY_VERSION}`,
     linkerFlags: '-s -w',
     packages: { 'csi-sanity': 'github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity' },
+    alone: true,
+  },
+  {
+    folder: path.join(SOURCES, 'helm'),
+    version: `helm ${HELM_VERSION}`,
+    linkerFlags: [
+      '-s -w',
+      `-X helm.sh/helm/v3/internal/version.version=v${HELM_VERSION}`,
+      // The oldest Kubernetes that `helm template` believes in without a cluster.
+      ...['chartutil', 'lint/rules'].flatMap((one) => [
+        `-X helm.sh/helm/v3/pkg/${one}.k8sVersionMajor=${MAJOR}`,
+        `-X helm.sh/helm/v3/pkg/${one}.k8sVersionMinor=${MINOR}`,
+      ]),
+    ].join(' '),
+    packages: { helm: 'helm.sh/helm/v3/cmd/helm' },
     alone: true,
   },
 ];
