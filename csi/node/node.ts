@@ -219,6 +219,8 @@ export class NodeService {
       const top = stackAt(mounter.table(), record.target).at(-1);
       if (lstatSync(record.target, { throwIfNoEntry: false }) && !(top && layerOf(top, null) === 'moved'))
         await mounter.cover(record.target);
+      // Unpublished meanwhile: then nothing of it is left to be said.
+      if (records.get(record.target) !== record) continue;
       records.put({ ...record, moved: true });
       log.warn(
         { volume: record.volumeId, target: record.target },
@@ -350,29 +352,36 @@ export class NodeService {
   ): Promise<object> {
     const { records, mounter, log } = this.#deps;
     const { agent, about } = await this.#agentOf(pool);
-    const source = this.#sourceOrNull(about, name);
-    const record = records.get(target);
-    const others = records.of(wanted.volumeId).filter((one) => one.target !== target);
-    const found = this.#found(target, source, mounter.table());
-    const no = judgePublish(wanted, record, others, found);
+    const others = (): PublishRecord[] => records.of(wanted.volumeId).filter((one) => one.target !== target);
+    const before = records.get(target);
+    const first = this.#found(target, this.#sourceOrNull(about, name), mounter.table());
+    const no = judgePublish(wanted, before, others(), first);
     if (no) this.#refuse(no);
     if (this.#throughLinks(target)) precondition(`${path.dirname(target)} is reached through a link`);
 
-    const mounted = found.layers.length > 0;
-    const permit = await this.#permit(agent, name, wanted, record, mounted);
+    const mounted = first.layers.length > 0;
+    const permit = await this.#permit(agent, name, wanted, before, mounted);
     let kept = false;
     try {
+      // It was waited for: what is there may be something else by now.
+      const record = records.get(target);
+      const found = this.#found(target, this.#sourceOrNull(about, name), mounter.table());
+      const still = judgePublish(wanted, record, others(), found);
+      if (still) this.#refuse(still);
+      const steps = publishSteps(wanted, record, found);
       if (permit === null) {
-        // Mounted long ago and looked after since: kubelet only asks again, and the agent is away.
+        // Mounted before and looked after since: kubelet asks again, and the agent is away. Nobody gets more by it.
+        for (const step of steps) if (step.do === 'remount') await mounter.remount(target, step.flags);
+        this.#check(target, this.#sourceOrNull(about, name), wanted);
         kept = true;
         return {};
       }
       const { lease, askedAt } = permit;
-      if (mounted && record && record.epoch !== null && record.epoch !== lease.epoch)
+      const source = this.#source(about, name);
+      if (found.layers.length > 0 && record && record.epoch !== null && record.epoch !== lease.epoch)
         precondition(
           `${wanted.volumeId} was published here in epoch ${record.epoch} and is in epoch ${lease.epoch} now: this pod must end first`,
         );
-      this.#source(about, name);
       const next: PublishRecord = {
         ...name,
         volumeId: wanted.volumeId,
@@ -387,13 +396,13 @@ export class NodeService {
         moved: false,
         bytes: record?.bytes ?? null,
       };
-      for (const step of publishSteps(wanted, record, found)) {
+      for (const step of steps) {
         if (step.do === 'mkdir') mkdirSync(target, { mode: 0o750 });
         else if (step.do === 'record') {
           records.put(next);
           if (wanted.podUid !== null && this.#deps.freezer.possible && this.#unstoppable(wanted) === null)
             agent.freezer.add({ ...name, podUid: wanted.podUid }, lease.epoch, { lease, askedAt });
-        } else if (step.do === 'bind') await mounter.bind(source ?? this.#source(about, name), target);
+        } else if (step.do === 'bind') await mounter.bind(source, target);
         else await mounter.remount(target, step.flags);
       }
       this.#check(target, source, wanted);
@@ -405,7 +414,7 @@ export class NodeService {
       return {};
     } finally {
       agent.unannounce(name);
-      if (!kept) await this.#undo(agent, name, target, record, mounted);
+      if (!kept) await this.#undo(agent, name, target, before, mounted);
     }
   }
 
