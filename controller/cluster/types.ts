@@ -514,6 +514,8 @@ export interface PromotionRecord {
   planned: boolean;
   decidedAt: string;
   done: string[];
+  /** generation that the new active node was known to hold: it and what is older in its epoch lie on the line */
+  base?: string;
   /** what the new active node lacks, in words */
   leftBehind?: string;
 }

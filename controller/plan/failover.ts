@@ -57,6 +57,11 @@ export interface FailoverVolume {
    * shows that it lies on the line of the newest one; without the list it never counts.
    */
   lineage?: readonly (readonly [number, number])[];
+  /**
+   * Generation that the active node held when it was chosen: the line of its epoch goes on from there. A copy that is at
+   * it, or before it in the same epoch, lies on the line although it has heard nothing of the new one.
+   */
+  base?: string | null;
   /** `lease`: the old writer is frozen when its lease ends. `none`: nobody stops it, NotReady is the only evidence. */
   fencing: 'lease' | 'none';
   /** With `lease`: the lease ended for certain, also on a slow clock. Ignored with `none`. */
@@ -221,9 +226,21 @@ function seconds(ms: number): string {
   return `${(ms / 1000).toFixed(1)} s`;
 }
 
+/** Whether the active node began with this generation, or with a newer one of its epoch. */
+function atBase(generation: Generation | null, volume: FailoverVolume): boolean {
+  const base = readGeneration(volume.base ?? null);
+  return (
+    base !== null &&
+    generation !== null &&
+    generation.epoch === base.epoch &&
+    generation.epoch <= volume.epoch &&
+    generation.seq <= base.seq
+  );
+}
+
 /** Whether a generation lies on the line of the newest epoch. */
 function onLine(generation: Generation, volume: FailoverVolume): boolean {
-  if (generation.epoch === volume.epoch) return true;
+  if (generation.epoch === volume.epoch || atBase(generation, volume)) return true;
   if (volume.lineage === undefined || generation.epoch > volume.epoch) return false;
   const newest = { epoch: volume.epoch, seq: Number.MAX_SAFE_INTEGER - 1 };
   return isAncestor(
@@ -284,7 +301,7 @@ function judge(replica: FailoverReplica, input: FailoverInput, duplicate: boolea
       code: 'EPOCH_AHEAD',
       text: `it has seen epoch ${Math.max(replica.epoch, generation?.epoch ?? 0)}, newer than the cluster's record (${volume.epoch})`,
     });
-  } else if (replica.epoch < volume.epoch) {
+  } else if (replica.epoch < volume.epoch && !atBase(generation, volume)) {
     soft.push({
       code: 'EPOCH_OLD',
       text: `it has only seen epoch ${replica.epoch}, the volume is at ${volume.epoch}`,
@@ -308,7 +325,7 @@ function judge(replica: FailoverReplica, input: FailoverInput, duplicate: boolea
     !duplicate &&
     replica.node !== volume.activeNode &&
     generation !== null &&
-    replica.epoch === volume.epoch &&
+    (replica.epoch === volume.epoch || atBase(generation, volume)) &&
     onLine(generation, volume) &&
     replica.state !== 'applying' &&
     replica.state !== 'unknown';

@@ -946,6 +946,7 @@ function inputOf(v: View, force: FailoverForce | null): FailoverInput {
       namespace: o.namespace,
       name: o.claimName,
       epoch: v.epoch,
+      base: v.before.promotion?.base ?? null,
       activeNode: v.activeNode,
       // The volume follows its pod whether or not failover is on: with a living source nothing is lost.
       failoverEnabled: policy.failoverEnabled || follows,
@@ -1250,6 +1251,7 @@ function decideAction(v: View, status: SimpleVolumeStatus, decide: NonNullable<O
   const seen = v.o.fence.consent;
   // A consent to an attempt that was never written has moved the replica on; the next one must be above it.
   const epoch = Math.max(v.epoch, seen?.node === decide.to && seen.code === 'EPOCH_OLD' ? seen.seen : 0) + 1;
+  const base = v.agent(decide.to)?.volume?.generation;
   const record: PromotionRecord = {
     epoch,
     from: v.activeNode,
@@ -1258,6 +1260,7 @@ function decideAction(v: View, status: SimpleVolumeStatus, decide: NonNullable<O
     planned: decide.planned,
     decidedAt: stamp(v.o.now),
     done: [],
+    ...(base == null ? {} : { base }),
     ...(decide.leftBehind === undefined ? {} : { leftBehind: shorten(decide.leftBehind, 1000) }),
   };
   const { promotable } = status;

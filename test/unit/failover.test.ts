@@ -875,3 +875,32 @@ t.test(
     t.end();
   },
 );
+
+t.test('a second failure right after the first: copies at the base of the promotion count', (t) => {
+  // b was promoted at 1-40 and died before anything of epoch 2 reached c.
+  const after = (base: string | null, copy: Partial<FailoverReplica>) =>
+    decideFailover(
+      input({
+        volume: { epoch: 2, activeNode: 'b', base },
+        nodes: [dead('a'), dead('b'), node('c')],
+        replicas: [replica('c', copy)],
+      }),
+    );
+  for (const epoch of [1, 2])
+    for (const generation of ['1-40', '1-38'])
+      t.match(after('1-40', { epoch, generation }), { action: 'promote', target: 'c', epoch: 3 });
+  t.equal(after('1-40', { generation: '1-41' }).action, 'refuse', 'what b never had is another line');
+  t.equal(after('2-40', { epoch: 1 }).action, 'refuse', 'of an older epoch nothing is known');
+  t.equal(after(null, { epoch: 1 }).action, 'refuse');
+  t.equal(after('1-40', { freshAgeMs: 200_000 }).action, 'refuse', 'and it must be fresh like any other');
+  t.equal(after('1-40', { state: 'applying' }).action, 'wait');
+  const newer = decideFailover(
+    input({
+      volume: { epoch: 2, activeNode: 'b', base: '1-40', nodePriority: ['c'] },
+      nodes: [dead('a'), dead('b'), node('c'), node('d')],
+      replicas: [replica('c', { epoch: 1 }), replica('d', { epoch: 2, generation: '2-41' })],
+    }),
+  );
+  t.match(newer, { action: 'promote', target: 'c', catchUpFrom: 'd' }, 'what came later is fetched first');
+  t.end();
+});
