@@ -60,6 +60,9 @@ const LOOK_MS = 30_000;
 const STAMP_MS = 999;
 /** A node that cannot be reached has this long to be flushed before it is left behind, ms. */
 const SALVAGE_MS = 30_000;
+/** How long what was fetched before a failover counts; then it is asked for again, which costs little when it is there. */
+const FETCH_GOOD_MS = 30_000;
+const SALVAGE_GOOD_MS = 10_000;
 /** A copy that is not wanted any more is removed when it was last known complete this long ago, ms: time for a mistake. */
 const UNWANTED_MS = 600_000;
 /** The agent's conditions that stop its replication until an operator lifts them. */
@@ -1151,9 +1154,10 @@ function actOn(
     let leftBehind: string | undefined;
     const from = decision.catchUpFrom;
     if (from !== undefined) {
-      const tag = `catchUp:${v.epoch}:${target}:${from}`;
-      const ended = o.memory.caughtUp.find((one) => one.tag === tag);
       const generation = v.agent(from)?.volume?.generation ?? '';
+      // An attempt of before, when the node had come back in between, says nothing about what is missing now.
+      const tag = `catchUp:${v.epoch}:${target}:${from}:${generation}`;
+      const ended = o.memory.caughtUp.filter((one) => one.tag === tag && one.ageMs < FETCH_GOOD_MS).at(-1);
       if (ended === undefined)
         return {
           ...base,
@@ -1172,9 +1176,8 @@ function actOn(
             },
           ],
         };
-      if (ended.ok && ended.ageMs < 5000) return { ...base, waitsFor: `${target} to report ${generation}` };
-      if (!ended.ok)
-        leftBehind = `${from} holds ${generation}, which ${target} could not fetch in time: ${ended.error ?? 'no reason given'}`;
+      if (ended.ok) return { ...base, waitsFor: `${target} to report ${generation}` };
+      leftBehind = `${from} holds ${generation}, which ${target} could not fetch in time: ${ended.error ?? 'no reason given'}`;
     }
     // A node whose kubelet is gone may still answer: what it has is fetched, with a lease once its writer stands still.
     const waits = o.fence.fenceWaitMs;
@@ -1187,7 +1190,7 @@ function actOn(
           nextLookMs: Math.min(1000, Math.max(100, waits ?? 1000)),
         };
       const tag = `salvage:${v.epoch}:${target}`;
-      if (!o.memory.prepared.some((one) => one.tag === tag))
+      if (!o.memory.prepared.some((one) => one.tag === tag && one.ageMs < SALVAGE_GOOD_MS))
         return {
           ...base,
           waitsFor: `${target} to fetch what ${v.activeNode} still has`,

@@ -7,11 +7,12 @@
  * (SIMPLE_VOLUME_LOG=1: with what the controllers say).
  */
 import t from 'tap';
+import { createHttpClient } from '../../lib/core/http-client.ts';
 import { KINDS, type Outcome, simulate } from './controller-world.ts';
 import { MUTATIONS } from './mutations.ts';
 
 t.setTimeout(3_600_000);
-const SEEDS = Number(process.env.SIMPLE_VOLUME_SEEDS ?? 150);
+const SEEDS = Number(process.env.SIMPLE_VOLUME_SEEDS ?? 120);
 const only = process.env.SIMPLE_VOLUME_SEED;
 const verbose = process.env.SIMPLE_VOLUME_LOG === '1';
 
@@ -50,6 +51,26 @@ t.test(
     least('kills', 0.005);
   },
 );
+
+t.test('the same seed is the same history', async (t) => {
+  const [one, other] = [await simulate(3, KINDS.dense), await simulate(3, KINDS.dense)];
+  t.same(one.history, other.history);
+  t.same(one.counts, other.counts);
+  t.not((await simulate(4, KINDS.dense)).history.join(), one.history.join());
+});
+
+t.test('a part that sets a real timer is noticed', async (t) => {
+  const http = createHttpClient();
+  t.teardown(() => http.close());
+  const { bad } = await simulate(1, {
+    mutation: {
+      controller: () => {
+        http.call({ url: 'http://127.0.0.1:1/', timeoutMs: 1 }).catch(() => {});
+      },
+    },
+  });
+  t.match(bad, /a real setTimeout is used/);
+});
 
 for (const { without, mutation, like, options } of only === undefined ? MUTATIONS : []) {
   t.test(`without ${without} some cluster goes wrong`, async (t) => {

@@ -5,6 +5,7 @@
 
 import type { VolumeMemory } from '../../controller/act/memory.ts';
 import { PODS } from '../../controller/cluster/index.ts';
+import type { SimpleVolume } from '../../controller/cluster/types.ts';
 import type { Controller } from '../../controller/controller.ts';
 import type { Memory } from '../../controller/plan/types.ts';
 import { KINDS, type Mutation, type WorldOptions } from './controller-world.ts';
@@ -118,7 +119,7 @@ export const MUTATIONS: Place[] = [
     },
   },
   {
-    without: 'the newer generation of another live copy',
+    without: 'the newer generation of another live copy, or a word about it',
     options: {
       only: ['behind'],
       seconds: 80,
@@ -126,13 +127,27 @@ export const MUTATIONS: Place[] = [
       set: { nodes: 3, priority: true, maxStalenessMs: 60_000, graceMs: 1000 },
     },
     like: /could be read/,
-    mutation: remembering((memory) => ({
-      ...memory,
-      caughtUp: new Proxy([...memory.caughtUp], {
-        get: (list, key) =>
-          key === 'find' ? () => ({ tag: '', ok: true, error: null, ageMs: 6000 }) : Reflect.get(list, key),
-      }),
-    })),
+    mutation: {
+      ...remembering((memory) => ({
+        ...memory,
+        caughtUp: new Proxy([...memory.caughtUp], {
+          get: (list, key) =>
+            key === 'filter'
+              ? () => [{ tag: '', ok: false, error: 'not asked', ageMs: 0 }]
+              : Reflect.get(list, key),
+        }),
+      })),
+      // And nobody says so.
+      world: ({ api }) => {
+        const change = api.change.bind(api);
+        api.change = (kind, name, only, subresource, make) =>
+          change(kind, name, only, subresource, (before) => {
+            const made = structuredClone(make(before)) as SimpleVolume;
+            delete made.status?.promotion?.leftBehind;
+            return made;
+          });
+      },
+    },
   },
   {
     without: 'the last flush of a planned move',

@@ -608,16 +608,34 @@ t.test('a newer generation on a node that may not be promoted is fetched before 
   Object.assign(world.agent('c').volume as object, { generation: '1-9' });
   world.settle();
   t.equal(world.status.activeNode, 'b');
-  t.ok(world.log.indexOf('catchUp:catchUp:1:b:c') < world.log.indexOf('decide:2'));
+  t.ok(world.log.indexOf('catchUp:catchUp:1:b:c:1-9') < world.log.indexOf('decide:2'));
   t.equal(world.status.promotion?.leftBehind, undefined);
   const late = atRest(['a', 'b', 'c'], { ...REPLICATED, 'failover-node-priority': 'b' });
   late.kill('a');
   Object.assign(late.agent('c').volume as object, { generation: '1-9' });
-  late.memory.caughtUp.push({ tag: 'catchUp:1:b:c', ok: false, error: 'TIMEOUT', ageMs: 0 });
+  for (let i = 0; i < 100 && late.status.activeNode === 'a'; i += 1) {
+    late.memory.caughtUp = [{ tag: 'catchUp:1:b:c:1-9', ok: false, error: 'TIMEOUT', ageMs: 0 }];
+    late.step();
+  }
   late.settle();
   t.equal(late.status.activeNode, 'b');
   t.match(late.status.promotion?.leftBehind, /c holds 1-9, which b could not fetch in time: TIMEOUT/);
   t.match(late.events.find((one) => one.reason === 'FailedOver')?.message, /Left behind: c holds 1-9/);
+  t.end();
+});
+
+t.test('what was fetched for a failover that was called off does not count for the next one', (t) => {
+  for (const generation of ['1-7', '1-9']) {
+    const world = atRest(['a', 'b', 'c'], { ...REPLICATED, 'failover-node-priority': 'b' });
+    // b once fetched 1-7 from c, then a came back and c alone got more.
+    world.memory.caughtUp.push({ tag: `catchUp:1:b:c:${generation}`, ok: true, error: null, ageMs: 40_000 });
+    world.kill('a');
+    Object.assign(world.agent('c').volume as object, { generation: '1-9' });
+    world.settle();
+    t.match(world.status, { activeNode: 'b', epoch: 2 });
+    const fetched = world.log.indexOf('catchUp:catchUp:1:b:c:1-9');
+    t.ok(fetched >= 0 && fetched < world.log.indexOf('decide:2'), 'it is fetched now');
+  }
   t.end();
 });
 
