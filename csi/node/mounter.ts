@@ -1,7 +1,7 @@
-/** The only place that mounts: mount(8) and umount(8), bounded in time. Tests put another one in its place. */
-import { execFile } from 'node:child_process';
+/** The only place that mounts, by the addon: the image has no mount(8). Tests put another one in its place. */
 import { readFileSync } from 'node:fs';
-import { MOVED, type MountEntry, parseMounts } from './mounts.ts';
+import { native } from '../../lib/native/load.ts';
+import { MOVED, type MountEntry, parseMounts, stackAt } from './mounts.ts';
 
 export interface Mounter {
   table(): MountEntry[];
@@ -14,29 +14,29 @@ export interface Mounter {
   umount(target: string): Promise<void>;
 }
 
-const LIMIT_MS = 20_000;
+/** Options that a mount inherits from its source, and would lose by a remount that does not name them. */
+const KEPT = ['ro', 'nosuid', 'nodev', 'noexec', 'noatime', 'nodiratime', 'relatime', 'nosymfollow'];
 
-function run(program: string, args: readonly string[]): Promise<void> {
-  return new Promise((resolve, reject) => {
-    execFile(
-      program,
-      args,
-      { timeout: LIMIT_MS, killSignal: 'SIGKILL', env: { PATH: process.env.PATH ?? '', LC_ALL: 'C' } },
-      (error, _stdout, stderr) => {
-        if (!error) resolve();
-        else reject(new Error(`${program}: ${stderr.trim() || error.message}`));
-      },
-    );
-  });
-}
+const table = (): MountEntry[] => parseMounts(readFileSync('/proc/self/mountinfo', 'latin1'));
 
-/** The host's. Paths are resolved by the caller: `-c` keeps mount(8) from resolving them once more. */
+/** As the mount table has it. */
+const asSeen = (target: string): string => Buffer.from(target).toString('latin1');
+
+/** The host's. Paths are resolved by the caller. */
 export const systemMounter: Mounter = {
-  table: () => parseMounts(readFileSync('/proc/self/mountinfo', 'latin1')),
-  bind: (source, target) => run('mount', ['-c', '-n', '--bind', '--', source, target]),
-  remount: (target, options) =>
-    run('mount', ['-c', '-n', '-o', `remount,bind,${options.join(',')}`, '--', target]),
-  cover: (target) =>
-    run('mount', ['-c', '-n', '-t', 'tmpfs', '-o', 'ro,size=4k,mode=0555', '--', MOVED, target]),
-  umount: (target) => run('umount', ['-c', '-n', '--', target]),
+  table,
+  bind: (source, target) => native.bindMount(Buffer.from(source), Buffer.from(target)),
+  remount: (target, options) => {
+    const has = stackAt(table(), asSeen(target)).at(-1)?.options ?? [];
+    const times = options.some((one) => one.endsWith('atime'));
+    // `rw` is no flag of its own: it is the absence of `ro`.
+    const given = new Set([...(options.includes('rw') ? ['ro'] : []), ...options]);
+    const kept = KEPT.filter(
+      (one) => has.includes(one) && !given.has(one) && !(times && one.endsWith('atime')),
+    );
+    const wanted = [...kept, ...options].filter((one) => one !== 'rw');
+    return native.remountBind(Buffer.from(target), [...new Set(wanted)]);
+  },
+  cover: (target) => native.coverMount(Buffer.from(MOVED), Buffer.from(target)),
+  umount: (target) => native.unmount(Buffer.from(target)),
 };
