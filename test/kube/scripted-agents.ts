@@ -58,6 +58,8 @@ export class PlayedAgent {
   freezer = { possible: true, reason: 'played', cgroup: 'v2' as const };
   /** generations stop travelling from here */
   cut = false;
+  /** whoever asks over HTTP gets no answer, the other nodes do: the controller alone is cut off from it */
+  deaf = false;
   fullSyncMs = 50;
   /** when the leader or a replica last vouched for its writers: a poll that it answered, or a beat that was answered */
   vouchedAt = Number.NEGATIVE_INFINITY;
@@ -109,7 +111,7 @@ export class PlayedAgent {
     } catch {
       return;
     }
-    if (this.mode === 'away') return void request.socket.destroy();
+    if (this.mode === 'away' || this.deaf) return void request.socket.destroy();
     if (this.mode === 'hangs') return;
     const path = (request.url ?? '').split('?')[0] as string;
     const text = Buffer.concat(parts).toString();

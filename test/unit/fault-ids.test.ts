@@ -66,6 +66,6 @@ t.test('every known fault has a test that is named after it', (t) => {
   const missing = IDS.filter((id) => !found.has(id) && !(id in NOT_YET));
   t.strictSame(missing, [], `no test is named after: ${missing.join(', ')}`);
   for (const [id, why] of Object.entries(NOT_YET))
-    t.notOk(found.has(id), `${id} has a test now (${why}): take it off the list of what is missing`);
+    t.notOk(found.has(id), `${id} is named by a test: take it off the list of what is missing (${why})`);
   t.end();
 });
