@@ -136,6 +136,8 @@ export interface ObservedNode {
   name: string;
   /** condition Ready is True */
   ready: boolean;
+  /** set by the planner: Kubernetes calls it Ready, but its agent does not answer */
+  silent?: boolean;
   unschedulable: boolean;
   /** `simple-volume.shipstuff.io/pool.<pool>` = `true` */
   inPool: boolean;

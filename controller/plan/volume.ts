@@ -147,18 +147,21 @@ export function planVolume(o: Observed): VolumePlan {
 /**
  * Under a lease a node whose agent does not answer counts as lost, whatever Kubernetes still says of it: nobody renews its
  * lease, so its writer is frozen when that runs out, unless every copy that could take over still hears it. Then they
- * refuse to take over, and nothing moves. A node without an agent's pod (it is being replaced) is Kubernetes' to judge.
+ * refuse to take over, and nothing moves. Where the agent's pod is gone or not Ready it is being replaced or restarted,
+ * perhaps with csi-node, which then freezes nobody: such a node is Kubernetes' to judge.
  */
 function withoutSilentNodes(o: Observed, status: SimpleVolumeStatus): Observed {
   if (fencingOf(status) !== 'lease') return o;
   const concerned = [status.activeNode, status.previousActiveNode];
   const silent = o.agents
-    .filter((one) => !one.reachable && concerned.includes(one.node))
+    .filter((one) => !one.reachable && one.ready && concerned.includes(one.node))
     .map(({ node }) => node);
   if (silent.length === 0) return o;
   return {
     ...o,
-    nodes: o.nodes.map((node) => (silent.includes(node.name) ? { ...node, ready: false } : node)),
+    nodes: o.nodes.map((node) =>
+      node.ready && silent.includes(node.name) ? { ...node, ready: false, silent: true } : node,
+    ),
   };
 }
 
@@ -1215,7 +1218,8 @@ function actOn(
         to: target,
         reason: decision.because,
         planned: false,
-        insist: true,
+        // As long as Kubernetes calls the node Ready, copies that still hear it are believed.
+        insist: o.nodes.find((node) => node.name === v.activeNode)?.silent !== true,
         ...(leftBehind === undefined ? {} : { leftBehind }),
       },
     };

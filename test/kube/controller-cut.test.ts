@@ -3,7 +3,7 @@ import tap from 'tap';
 import { noKube } from './harness/programs.ts';
 import { TestCluster } from './test-cluster.ts';
 
-tap.test('the controller alone is cut off', { skip: noKube(), timeout: 60_000 }, async (t) => {
+tap.test('the controller alone is cut off', { skip: noKube(), timeout: 90_000 }, async (t) => {
   const cluster = await TestCluster.start({ nodes: ['a', 'b', 'c'] });
   const controller = await cluster.controller();
   t.teardown(async () => {

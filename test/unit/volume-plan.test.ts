@@ -1161,3 +1161,33 @@ t.test('a lost node whose agent still answers is flushed before the promotion, a
   t.ok(salvage >= 0 && salvage < world.log.indexOf('decide:2'));
   t.end();
 });
+
+t.test(
+  'D32: a silent node that Kubernetes calls Ready: its copies decide, and an agent being restarted is not silent',
+  (t) => {
+    const silent = (change: object = {}) => {
+      const world = atRest();
+      Object.assign(world.agent('a'), { reachable: false, ...change });
+      return world;
+    };
+    const decided = (world: ReturnType<typeof silent>) => {
+      let seen: { insist?: boolean } = {};
+      world.refuse = (action) => {
+        if (action.kind === 'decide') seen = action;
+        return action.kind === 'decide';
+      };
+      for (let i = 0; i < 15; i += 1) world.step();
+      return seen.insist;
+    };
+    t.equal(decided(silent()), false, 'copies that hear it are not told to let go of it');
+    const lost = silent();
+    lost.on('a').ready = false;
+    t.equal(decided(lost), true, 'Kubernetes agrees that it is lost');
+    t.equal(
+      decided(silent({ ready: false })),
+      undefined,
+      'its agent is being replaced: csi-node too, perhaps',
+    );
+    t.end();
+  },
+);
