@@ -12,7 +12,7 @@ import { KINDS, type Outcome, simulate } from './controller-world.ts';
 import { MUTATIONS } from './mutations.ts';
 
 t.setTimeout(3_600_000);
-const SEEDS = Number(process.env.SIMPLE_VOLUME_SEEDS ?? 120);
+const SEEDS = Number(process.env.SIMPLE_VOLUME_SEEDS ?? 80);
 const only = process.env.SIMPLE_VOLUME_SEED;
 const verbose = process.env.SIMPLE_VOLUME_LOG === '1';
 
