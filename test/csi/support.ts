@@ -61,7 +61,7 @@ type Answer = Record<string, unknown>;
 export type Call = (method: string, request?: object) => Promise<Answer>;
 
 /** A client of one service on a socket; each call has this long. */
-function callerOf(socket: string, service: string): { call: Call; close(): void } {
+export function callerOf(socket: string, service: string): { call: Call; close(): void } {
   const Client = clientOf(service);
   const client = new Client(`unix:${socket}`, credentials.createInsecure());
   return {
