@@ -5,7 +5,7 @@
 import type { ClaimName, Holder, Lookup, VolumeCluster } from '../../csi/controller/cluster.ts';
 import type { PoolSpace, VolumeName } from '../../lib/core/parts.ts';
 import { type Agents, READ_MS, wasAnswered } from '../act/agents.ts';
-import { CLAIMS, errorText, isKubeError, type Kube, VOLUMES } from '../cluster/index.ts';
+import { CLAIMS, errorText, type Kube, type KubeObject, type Resource, VOLUMES } from '../cluster/index.ts';
 import type { World } from '../observe.ts';
 import { firstNode, type PlacementNode } from '../plan/placement.ts';
 import { PREFIX } from '../plan/types.ts';
@@ -27,7 +27,22 @@ export type KnownWorld = {
   synced: World['synced'];
 };
 
-export function csiCluster(kube: Pick<Kube, 'get'>, world: KnownWorld, agents: Agents): VolumeCluster {
+/** One object as it is now; null: there is none. Asked by a list: the controller has no right to get single ones. */
+async function current<T extends KubeObject>(
+  kube: Pick<Kube, 'list'>,
+  kind: Resource<T>,
+  name: string,
+  namespace?: string,
+): Promise<T | null> {
+  const options = {
+    fieldSelector: `metadata.name=${name}`,
+    ...(namespace === undefined ? {} : { namespace }),
+  };
+  for await (const one of kube.list(kind, options)) return one;
+  return null;
+}
+
+export function csiCluster(kube: Pick<Kube, 'list'>, world: KnownWorld, agents: Agents): VolumeCluster {
   const inPool = (pool: string): string[] =>
     [...world.nodes.values()]
       .filter((one) => one.labels[`${PREFIX}pool.${pool}`] === 'true')
@@ -107,14 +122,9 @@ export function csiCluster(kube: Pick<Kube, 'get'>, world: KnownWorld, agents: A
       return { holders: holders.sort(byNode), silent: silent.sort(byNode) };
     },
     async selectedNode({ namespace, name }: ClaimName) {
-      try {
-        // The copy may be a moment behind, and the moment is now.
-        const claim = await kube.get(CLAIMS, { namespace, name });
-        return claim.metadata.annotations?.[SELECTED_NODE] ?? null;
-      } catch (error) {
-        if (isKubeError(error, 'NotFound')) return null;
-        throw error;
-      }
+      // The informers' copy may be a moment behind, and the moment is now.
+      const claim = await current(kube, CLAIMS, name, namespace);
+      return claim?.metadata.annotations?.[SELECTED_NODE] ?? null;
     },
     async choose(pool, bytes, selected) {
       const nodes = await candidates(pool);
@@ -162,21 +172,17 @@ export function csiCluster(kube: Pick<Kube, 'get'>, world: KnownWorld, agents: A
       });
     },
     async keeps({ volume }) {
-      try {
-        const { metadata, spec, status } = await kube.get(VOLUMES, { name: volume });
-        if (spec?.persistentVolumeReclaimPolicy === 'Retain')
-          return `PersistentVolume ${metadata.name} says Retain: its data is kept`;
-        const ref = spec?.claimRef;
-        if (!ref?.namespace || !ref.name || (status as { phase?: string } | undefined)?.phase === 'Released')
-          return null;
-        const claim = await kube.get(CLAIMS, { namespace: ref.namespace, name: ref.name });
-        return claim.metadata.uid === ref.uid
-          ? `claim ${ref.namespace}/${ref.name} still has PersistentVolume ${metadata.name}`
-          : null;
-      } catch (error) {
-        if (isKubeError(error, 'NotFound')) return null;
-        throw error;
-      }
+      const pv = await current(kube, VOLUMES, volume);
+      if (pv === null) return null;
+      const { metadata, spec, status } = pv;
+      if (spec?.persistentVolumeReclaimPolicy === 'Retain')
+        return `PersistentVolume ${metadata.name} says Retain: its data is kept`;
+      const ref = spec?.claimRef;
+      if (!ref?.namespace || !ref.name || status?.phase === 'Released') return null;
+      const claim = await current(kube, CLAIMS, ref.name, ref.namespace);
+      return claim !== null && claim.metadata.uid === ref.uid
+        ? `claim ${ref.namespace}/${ref.name} still has PersistentVolume ${metadata.name}`
+        : null;
     },
   };
   return cluster;

@@ -10,7 +10,7 @@ import { csiCluster, type KnownWorld } from './cluster.ts';
 export function serveCsi(
   endpoint: string,
   version: string,
-  kube: Pick<Kube, 'get'>,
+  kube: Pick<Kube, 'list'>,
   world: KnownWorld,
   agents: Agents,
   log: Logger,

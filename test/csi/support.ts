@@ -10,7 +10,6 @@ import path from 'node:path';
 import { credentials } from '@grpc/grpc-js';
 import t from 'tap';
 import { type AgentAddress, Agents } from '../../controller/act/agents.ts';
-import { KubeError } from '../../controller/cluster/index.ts';
 import type { KnownWorld } from '../../controller/csi/cluster.ts';
 import { serveCsi } from '../../controller/csi/serve.ts';
 import { clientOf, type GrpcServer } from '../../csi/grpc.ts';
@@ -274,16 +273,16 @@ export class TestCsi {
       volumes: { get: () => undefined },
       synced: () => true,
     } as unknown as KnownWorld;
+    const selected = (): string | null => this.selected;
     const kube = {
-      get: async (kind: { plural: string }) => {
-        if (kind.plural === 'persistentvolumeclaims' && this.selected !== null)
-          return {
+      list: async function* (kind: { plural: string }) {
+        if (kind.plural === 'persistentvolumeclaims' && selected() !== null)
+          yield {
             metadata: {
               name: 'claim',
-              annotations: { 'volume.kubernetes.io/selected-node': this.selected },
+              annotations: { 'volume.kubernetes.io/selected-node': selected() },
             },
           };
-        throw new KubeError('NotFound', 'there is no such object', { status: 404 } as never);
       },
     } as never;
     this.#server = await serveCsi(this.endpoint, '0.0.0', kube, world, this.agents, quiet);
