@@ -25,7 +25,6 @@ app.kubernetes.io/component: {{ .part }}
 {{- .Values.security.existingSecret | default (printf "%s-agents" (include "sv.name" .)) -}}
 {{- end -}}
 
-{{/* Changes with a Secret that is given anew, so that pods are replaced with their token. */}}
 {{- define "sv.pullSecrets" -}}
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets:
@@ -44,4 +43,14 @@ readOnlyRootFilesystem: true
 {{/* Directory on the host in which agents and the node plugin meet. */}}
 {{- define "sv.runDir" -}}
 {{ .Values.kubeletDir }}/plugins/simple-volume.csi.shipstuff.io/agents
+{{- end -}}
+
+{{/* MiB of a quantity with Ki, Mi or Gi, or of bytes; 0 for none. */}}
+{{- define "sv.mebibytes" -}}
+{{- $text := toString . -}}
+{{- if hasSuffix "Gi" $text }}{{ mul 1024 (trimSuffix "Gi" $text | int) }}
+{{- else if hasSuffix "Mi" $text }}{{ trimSuffix "Mi" $text | int }}
+{{- else if hasSuffix "Ki" $text }}{{ div (trimSuffix "Ki" $text | int) 1024 }}
+{{- else }}{{ div (int64 $text) 1048576 }}
+{{- end -}}
 {{- end -}}

@@ -38,6 +38,7 @@ import { type OpenStore, openVolumeStore } from '../store/volume-store.ts';
 import { createGrants, type Grants } from '../transfer/grant.ts';
 import { Offers } from '../transfer/offers.ts';
 import { createPuller } from '../transfer/pull.ts';
+import { Rate } from '../transfer/rate.ts';
 import { findRclone } from '../transfer/rclone-binary.ts';
 import { Webdav } from '../transfer/webdav.ts';
 import type {
@@ -163,12 +164,16 @@ export class Agent implements AgentApi {
     });
     this.#offers = new Offers({ native, clock: this.#clock, log: this.#log });
     // One for all volumes: it limits how many rclone processes there are.
+    const rate = new Rate(this.#clock, config.pullBytesPerSecond);
     this.#puller = createPuller({
       http: this.#http,
       rclone: () => this.#rclone,
       node: config.node,
       hashFile: native.hashFile,
       caFile: config.caFile,
+      limit: config.pulls,
+      bufferBytes: config.pullBufferBytes,
+      rate: (bytes, signal) => rate.take(bytes, signal),
       onReceived: (bytes) => {
         this.#metrics.pulledBytes.inc(bytes);
         this.#memory.worked();

@@ -4,6 +4,7 @@ import { resolve } from 'node:path';
 import { parseDuration } from '../core/duration.ts';
 import { SimpleVolumeError } from '../core/errors.ts';
 import { checkName } from '../core/names.ts';
+import { parseSize } from '../core/size.ts';
 import { MAX_LEASE_MS, MIN_LEASE_MS } from '../fence/timing.ts';
 import { LOG_LEVELS, type LogLevel } from './logger.ts';
 import { readAuthorities, readTls, type TlsFiles } from './tls.ts';
@@ -38,6 +39,12 @@ export interface AgentConfig {
   tls: TlsFiles | null;
   /** PEM authorities for other agents that serve TLS; null: the system's */
   caFile: string | null;
+  /** rclone processes at the same time */
+  pulls: number;
+  /** read ahead of each of them, bytes */
+  pullBufferBytes: number;
+  /** of all pulls together, bytes per second; 0: no ceiling */
+  pullBytesPerSecond: number;
 }
 
 export interface Option {
@@ -160,6 +167,27 @@ export const OPTIONS: Option[] = [
     help: 'PEM authorities that other agents are checked against',
   },
   {
+    flag: 'pulls',
+    value: 'N',
+    env: 'SIMPLE_VOLUME_PULLS',
+    help: 'rclone processes at the same time, 1 to 16; each takes about 25 MiB and its buffer',
+    fallback: '2',
+  },
+  {
+    flag: 'pull-buffer',
+    value: 'SIZE',
+    env: 'SIMPLE_VOLUME_PULL_BUFFER',
+    help: 'what each of them reads ahead, up to 64Mi',
+    fallback: '0',
+  },
+  {
+    flag: 'pull-bandwidth',
+    value: 'SIZE',
+    env: 'SIMPLE_VOLUME_PULL_BANDWIDTH',
+    help: 'the most that all pulls together receive in a second, at least 64Ki; 0: no limit',
+    fallback: '0',
+  },
+  {
     flag: 'log-level',
     value: LOG_LEVELS.join('|'),
     env: 'SIMPLE_VOLUME_LOG_LEVEL',
@@ -167,6 +195,8 @@ export const OPTIONS: Option[] = [
     fallback: 'info',
   },
 ];
+
+const MiB = 1024 * 1024;
 
 const bad = (flag: string, text: string): never => {
   throw new SimpleVolumeError('FIELD_INVALID', `--${flag} ${text}`, { field: `--${flag}` });
@@ -245,6 +275,10 @@ export function parseConfig(
   const expect = get('expect-pool-id');
   if (expect && !/^[0-9a-f-]{36}$/.test(expect))
     bad('expect-pool-id', `must be a UUID; got ${JSON.stringify(expect)}`);
+  const pulls = need('pulls');
+  if (!/^\d{1,2}$/.test(pulls) || Number(pulls) < 1 || Number(pulls) > 16)
+    bad('pulls', `must be a whole number from 1 to 16; got ${JSON.stringify(pulls)}`);
+  const bandwidth = need('pull-bandwidth').trim();
   const advertise = get('advertise');
   const socket = get('socket');
   const advertiseWebdav = get('advertise-webdav');
@@ -274,6 +308,10 @@ export function parseConfig(
     leaseMs: parseDuration(need('lease'), '--lease', MIN_LEASE_MS, MAX_LEASE_MS),
     socket: socket === null ? null : resolve(socket),
     tls,
+    pulls: Number(pulls),
+    pullBufferBytes: parseSize(need('pull-buffer'), '--pull-buffer', 0, 64 * MiB),
+    pullBytesPerSecond:
+      bandwidth === '0' ? 0 : parseSize(bandwidth, '--pull-bandwidth', 64 * 1024, 1024 ** 4),
     caFile: caFile === null ? null : resolve(caFile),
   };
 }

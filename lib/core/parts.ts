@@ -119,6 +119,8 @@ export interface OfferedPack {
 
 /** The replica's side of one pull, done by the transfer room (HTTP + rclone). */
 export interface Puller {
+  /** packs of one volume that may be under way at once; default 2 */
+  readonly atOnce?: number;
   offer(
     source: PullSource,
     want: VolumeName & { epoch: number; have: Generation | null; full: boolean },

@@ -22,7 +22,7 @@ import { Drift, type Plan } from './plan.ts';
 import { NativeDisk } from './walk.ts';
 
 const COPY_FILES = 256;
-/** Packs under way at once: while the files of one are made here, the source reads those of the next. */
+/** Packs under way at once, unless the puller says otherwise: while the files of one are made here, the source reads those of the next. */
 const LANES = 2;
 const CHUNKS_ASKED = 0x8000_0000;
 
@@ -124,7 +124,7 @@ export async function fetchContents(i: FetchInput): Promise<Fetched> {
     }
   };
   try {
-    const lanes = await Promise.allSettled(Array.from({ length: LANES }, lane));
+    const lanes = await Promise.allSettled(Array.from({ length: i.puller.atOnce ?? LANES }, lane));
     for (const l of lanes) if (l.status === 'rejected') throw l.reason;
     if (!(await records.next()).done)
       throw new SimpleVolumeError('PULL_FAILED', `${i.source.node} offers less than it was asked for`);

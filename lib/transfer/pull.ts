@@ -18,8 +18,12 @@ export interface PullerOptions {
   node: string;
   hashFile: HashFile;
   caFile?: string | null;
-  /** rclone processes at the same time; default 2 */
+  /** rclone processes at the same time, and packs of one volume; default 2 */
   limit?: number;
+  /** read ahead of each, bytes; default 0 */
+  bufferBytes?: number;
+  /** waits as long as bytes that have arrived take at the rate that is allowed */
+  rate?: (bytes: number, signal: AbortSignal) => Promise<void>;
   stallMs?: number;
   graceMs?: number;
   /** called with bytes that arrived */
@@ -124,12 +128,14 @@ export function createPuller(options: PullerOptions): Puller {
             signal,
             caFile: options.caFile ?? null,
             socket: relay?.socket ?? null,
+            ...(options.bufferBytes === undefined ? {} : { bufferBytes: options.bufferBytes }),
             ...(options.stallMs === undefined ? {} : { stallMs: options.stallMs }),
             ...(options.graceMs === undefined ? {} : { graceMs: options.graceMs }),
           },
-          (chunk) => {
+          async (chunk) => {
             options.onReceived?.(chunk.length);
-            return onData(chunk);
+            await options.rate?.(chunk.length, signal);
+            await onData(chunk);
           },
         );
       } finally {
@@ -138,6 +144,8 @@ export function createPuller(options: PullerOptions): Puller {
     });
 
   return {
+    atOnce: options.limit ?? 2,
+
     async offer(source, want, signal) {
       const { body } = await http.call<unknown>({
         method: 'POST',

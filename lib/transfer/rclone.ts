@@ -13,6 +13,8 @@ export interface CatOptions {
   token: string;
   /** PEM file with the authorities for https, null: the system's */
   caFile?: string | null;
+  /** read ahead of what is taken, bytes; default 0 */
+  bufferBytes?: number;
   /** unix socket to dial instead of the URL's host */
   socket?: string | null;
   signal: AbortSignal;
@@ -36,20 +38,23 @@ const EXITS: Record<number, string> = {
   10: 'duration limit reached',
 };
 
-const ARGUMENTS = [
+const argumentsFor = ({ name, bufferBytes = 0 }: CatOptions): string[] => [
+  'cat',
+  `:webdav:${name}`,
   // no configuration of the machine or user counts
-  ['--config', '/dev/null'],
-  ['--buffer-size', '0'],
-  ['--transfers', '1'],
-  ['--checkers', '1'],
-  ['--multi-thread-streams', '0'],
-  ['--retries', '1'],
-  ['--low-level-retries', '3'],
-  ['--contimeout', '10s'],
-  ['--timeout', '60s'],
-  ['--stats', '0'],
-  ['--log-level', 'ERROR'],
-].flat();
+  ...['--config', '/dev/null'],
+  // a number alone would be KiB
+  ...['--buffer-size', bufferBytes === 0 ? '0' : `${bufferBytes}B`],
+  ...['--transfers', '1'],
+  ...['--checkers', '1'],
+  ...['--multi-thread-streams', '0'],
+  ...['--retries', '1'],
+  ...['--low-level-retries', '3'],
+  ...['--contimeout', '10s'],
+  ...['--timeout', '60s'],
+  ...['--stats', '0'],
+  ...['--log-level', 'ERROR'],
+];
 
 function environment(o: CatOptions): NodeJS.ProcessEnv {
   return {
@@ -62,7 +67,7 @@ function environment(o: CatOptions): NodeJS.ProcessEnv {
     RCLONE_WEBDAV_PACER_MIN_SLEEP: '1ms',
     ...(o.socket ? { RCLONE_WEBDAV_UNIX_SOCKET: o.socket } : {}),
     ...(o.caFile ? { RCLONE_CA_CERT: o.caFile } : {}),
-    GOMEMLIMIT: '40MiB',
+    GOMEMLIMIT: `${40 + Math.ceil((o.bufferBytes ?? 0) / 2 ** 20)}MiB`,
     GOGC: '50',
     GOMAXPROCS: '2',
   };
@@ -111,7 +116,7 @@ export async function rcloneCat(o: CatOptions, onData: (chunk: Buffer) => Promis
     throw new SimpleVolumeError('RCLONE_MISSING', 'no rclone was found; nothing can be pulled to this node');
   if (o.signal.aborted) throw new SimpleVolumeError('CANCELLED', `pull of ${o.name} was cancelled`);
   const stallMs = o.stallMs ?? 60_000;
-  const child = spawn(o.binary, ['cat', `:webdav:${o.name}`, ...ARGUMENTS], {
+  const child = spawn(o.binary, argumentsFor(o), {
     env: environment(o),
     cwd: '/',
     stdio: ['ignore', 'pipe', 'pipe'],

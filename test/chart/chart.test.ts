@@ -48,6 +48,9 @@ const OTHER: Record<string, unknown> = {
   'agent.logLevel': 'debug',
   'agent.ports.http': 9090,
   'agent.ports.webdav': 9091,
+  'agent.pull.concurrency': 4,
+  'agent.pull.buffer': '8Mi',
+  'agent.pull.bandwidth': '20Mi',
   'agent.resources': { limits: { memory: '1Gi' } },
   'agent.priorityClassName': 'important',
   'agent.podAnnotations': { note: 'agent' },
@@ -121,6 +124,10 @@ t.test('every value of the schema has an effect (I6)', { skip }, async (t) => {
 t.test('bad values are refused with a word that helps', { skip }, async (t) => {
   t.match(refusal('nonsense=1'), /additional properties 'nonsense' not allowed/);
   t.match(refusal('agent.fencingLease="often"'), /\/agent\/fencingLease/);
+  t.match(
+    refusal('agent.pull={"concurrency":8,"buffer":"32Mi"}'),
+    /agent\.pull: 8 pulls with a buffer of 32Mi need 616 MiB, agent\.resources\.limits\.memory is 512 MiB/,
+  );
   t.match(refusal('storagePools=[]'), /storagePools.*minItems/s);
   t.match(refusal('storagePools=[{"name":"a","path":"relative"}]'), /storagePools\/0\/path/);
   t.match(

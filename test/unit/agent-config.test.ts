@@ -33,6 +33,12 @@ t.test('configuration: flags beat the environment, defaults fill in', async (t) 
   t.equal(addressUrl(c.http), 'http://[::1]:9090', 'I5: IPv6 is bracketed');
   t.equal(c.beatMs, 500);
   t.equal(c.browseAuth, true);
+  t.match(c, { pulls: 2, pullBufferBytes: 0, pullBytesPerSecond: 0, tls: null });
+  t.match(parseConfig({ ...good, pulls: '4', 'pull-buffer': '8Mi', 'pull-bandwidth': '10Mi' }, {}), {
+    pulls: 4,
+    pullBufferBytes: 8 * 2 ** 20,
+    pullBytesPerSecond: 10 * 2 ** 20,
+  });
   t.equal(c.token, 'a-token-of-sixteen-characters');
   t.equal(parseConfig(good, { SIMPLE_VOLUME_ALLOW_NON_EMPTY_POOL: 'true' }).allowNonEmptyPool, true);
 });
@@ -53,6 +59,14 @@ t.test('a bad value names its flag and what is allowed', async (t) => {
       { ...good, advertise: 'http://u:p@h:1' },
       /--advertise must be an http or https URL without user/,
     ],
+    ['pulls', { ...good, pulls: '17' }, /--pulls must be a whole number from 1 to 16; got "17"/],
+    ['buffer', { ...good, 'pull-buffer': '1Gi' }, /--pull-buffer must be a size from 0 to 64Mi/],
+    [
+      'bandwidth',
+      { ...good, 'pull-bandwidth': '1Ki' },
+      /--pull-bandwidth must be a size from 64Ki to 1024Gi/,
+    ],
+    ['bandwidth in words', { ...good, 'pull-bandwidth': 'fast' }, /got "fast"/],
     ['uuid', { ...good, 'expect-pool-id': 'zz' }, /--expect-pool-id must be a UUID/],
     [
       'token missing',
