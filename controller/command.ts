@@ -45,7 +45,7 @@ async function run(config: ReturnType<typeof parseControllerConfig>): Promise<vo
     electionRenewMs: Math.max(500, Math.round(config.electionMs / 7.5)),
     fenceLeaseMs: config.fenceLeaseMs,
     reportMs: config.reportMs,
-    plan: { timeZone: config.timeZone },
+    plan: { timeZone: config.timeZone, defaultSchedule: config.fullSyncSchedule },
     health: config.http,
     trigger: config.trigger
       ? {

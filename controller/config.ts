@@ -8,6 +8,7 @@ import { parseDuration } from '../lib/core/duration.ts';
 import { SimpleVolumeError } from '../lib/core/errors.ts';
 import { checkName } from '../lib/core/names.ts';
 import { MAX_LEASE_MS, MIN_LEASE_MS } from '../lib/fence/timing.ts';
+import { parseSchedule } from './plan/schedule.ts';
 
 const OWN_NAMESPACE = '/var/run/secrets/kubernetes.io/serviceaccount/namespace';
 
@@ -117,6 +118,12 @@ export const OPTIONS: Option[] = [
     fallback: 'UTC',
   },
   {
+    flag: 'full-sync-schedule',
+    value: 'CRON',
+    env: 'SIMPLE_VOLUME_FULL_SYNC_SCHEDULE',
+    help: 'when the copies of claims that name no schedule are compared with their sources in full (default: never)',
+  },
+  {
     flag: 'log-level',
     value: LOG_LEVELS.join('|'),
     env: 'SIMPLE_VOLUME_LOG_LEVEL',
@@ -144,6 +151,8 @@ export interface ControllerConfig {
   /** null: no CSI Controller service */
   csiEndpoint: string | null;
   timeZone: string;
+  /** for claims that name none; null: none */
+  fullSyncSchedule: string | null;
   logLevel: LogLevel;
 }
 
@@ -185,6 +194,12 @@ export function parseControllerConfig(
   } catch {
     bad('time-zone', `must be a name of the IANA time zone database; got ${JSON.stringify(timeZone)}`);
   }
+  const fullSyncSchedule = get('full-sync-schedule');
+  if (fullSyncSchedule !== null) {
+    const parsed = parseSchedule(fullSyncSchedule, timeZone);
+    if ('error' in parsed)
+      bad('full-sync-schedule', `${parsed.error}; got ${JSON.stringify(fullSyncSchedule)}`);
+  }
   return {
     namespace: checkName(get('namespace') ?? ownNamespace ?? need('namespace'), '--namespace', 'label'),
     identity: checkName((get('identity') ?? hostname()).toLowerCase(), '--identity'),
@@ -206,6 +221,7 @@ export function parseControllerConfig(
     reportMs: parseDuration(need('report'), '--report', 200, 60_000),
     csiEndpoint: csiEndpoint === null ? null : resolve(csiEndpoint),
     timeZone,
+    fullSyncSchedule,
     logLevel: oneOf('log-level', LOG_LEVELS),
   };
 }

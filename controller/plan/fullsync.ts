@@ -5,7 +5,7 @@
  */
 import type { Policy } from '../policy/annotations.ts';
 import { toSyncPolicy } from '../policy/annotations.ts';
-import { due, parseSchedule } from './schedule.ts';
+import { due, NO_SCHEDULE, parseSchedule } from './schedule.ts';
 import type { Action, Observed, PlannedEvent, SimpleVolumeStatus } from './types.ts';
 
 export type LastFullSync = NonNullable<SimpleVolumeStatus['lastFullSync']>;
@@ -97,7 +97,9 @@ export function planFullSync(o: Observed, input: FullSyncInput): FullSyncPlan {
   let next: number | null = null;
   let slot: number | null = null;
   const schedule =
-    policy.fullSyncSchedule === null ? null : parseSchedule(policy.fullSyncSchedule, o.options.timeZone);
+    policy.fullSyncSchedule === null || policy.fullSyncSchedule === NO_SCHEDULE
+      ? null
+      : parseSchedule(policy.fullSyncSchedule, o.options.timeZone);
   if (schedule !== null && !('error' in schedule)) {
     const kept = input.scheduleBefore === policy.fullSyncSchedule ? Date.parse(input.next ?? '') : Number.NaN;
     const since = Number.isNaN(kept) ? o.now : kept - 1;

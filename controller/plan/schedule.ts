@@ -11,6 +11,8 @@ import { type CronExpression, CronExpressionParser } from 'cron-parser';
 
 /** Longest expression, with its time zone. The CRD has the same limit. */
 export const MAX_SCHEDULE = 256;
+/** What a claim says that has no scheduled full syncs, whatever the default is. */
+export const NO_SCHEDULE = 'off';
 
 export interface Schedule {
   /** five or six fields, or a name as `@daily` */

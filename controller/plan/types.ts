@@ -248,6 +248,8 @@ export interface Observed {
 export interface PlanOptions {
   /** time zone of schedules that name none; default UTC */
   timeZone: string;
+  /** for claims that name no schedule of full syncs, a cron expression; null: none */
+  defaultSchedule: string | null;
   /** how long a prepare may take, ms; default 60,000 */
   prepareTimeoutMs: number;
   /** how long a promotion waits for a newer generation of another replica, ms; default 60,000 */
@@ -258,6 +260,7 @@ export interface PlanOptions {
 
 export const DEFAULT_OPTIONS: Readonly<PlanOptions> = {
   timeZone: 'UTC',
+  defaultSchedule: null,
   prepareTimeoutMs: 60_000,
   catchUpMs: 60_000,
   statusEveryMs: 60_000,

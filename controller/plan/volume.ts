@@ -129,7 +129,7 @@ export function planVolume(o: Observed): VolumePlan {
             storageClassName: claim.storageClassName,
             pool: volume.pool,
             // What stands in for a bad one is no good one to fall back to later.
-            ...(parsed.errors.length > 0 ? {} : { policy: toSpecPolicy(effectivePolicy(parsed, null)) }),
+            ...(parsed.errors.length > 0 ? {} : { policy: toSpecPolicy(policyOf(o, parsed, null)) }),
           },
         },
       ],
@@ -163,6 +163,15 @@ function withoutSilentNodes(o: Observed, status: SimpleVolumeStatus): Observed {
       node.ready && silent.includes(node.name) ? { ...node, ready: false, silent: true } : node,
     ),
   };
+}
+
+/** What is in force: the claim's own policy, and where it says nothing what the chart says for all. */
+function policyOf(o: Observed, parsed: ParsedAnnotations, lastGood: Policy | null): Policy {
+  const policy = effectivePolicy(parsed, lastGood);
+  const { defaultSchedule } = o.options;
+  return policy.fullSyncSchedule !== null || !policy.replicationEnabled || defaultSchedule === null
+    ? policy
+    : { ...policy, fullSyncSchedule: defaultSchedule };
 }
 
 /* Deletion */
@@ -316,7 +325,7 @@ function planLiving(o: Observed, object: SimpleVolume): VolumePlan {
   const before = object.status ?? {};
   const parsed = parseAnnotations(claim.annotations, o.nodeNames);
   const lastGood = fromSpecPolicy(object.spec.policy);
-  const policy = effectivePolicy(parsed, lastGood);
+  const policy = policyOf(o, parsed, lastGood);
   const actions: Action[] = [];
   const events: PlannedEvent[] = [];
 

@@ -11,7 +11,7 @@ import { checkName } from '../../lib/core/names.ts';
 import type { VolumeName } from '../../lib/core/parts.ts';
 import { DEFAULT_POLICY, type VolumePolicy } from '../../lib/core/policy.ts';
 import type { SimpleVolumePolicy } from '../cluster/types.ts';
-import { MAX_SCHEDULE, parseSchedule } from '../plan/schedule.ts';
+import { MAX_SCHEDULE, NO_SCHEDULE, parseSchedule } from '../plan/schedule.ts';
 import { PREFIX, type SyncPolicyBody, type WatchBody } from '../plan/types.ts';
 
 /** The policy of a volume, read. Times in milliseconds. */
@@ -144,6 +144,7 @@ const relative = (item: string): string => {
 };
 
 const schedule = (text: string): string | null => {
+  if (text.trim() === NO_SCHEDULE) return NO_SCHEDULE;
   if (text === '') return null;
   const parsed = parseSchedule(text);
   if ('error' in parsed) throw new BadValue(parsed.error);
@@ -254,8 +255,8 @@ export const ANNOTATIONS: readonly AnnotationRow[] = [
     'fullSyncSchedule',
     '',
     schedule,
-    `a cron expression of at most ${MAX_SCHEDULE} characters, five fields, six with seconds, or @daily and the like; CRON_TZ=Europe/Berlin in front names a time zone`,
-    'When all copies are compared with the source in full.',
+    `a cron expression of at most ${MAX_SCHEDULE} characters, five fields, six with seconds, or @daily and the like; CRON_TZ=Europe/Berlin in front names a time zone; or ${NO_SCHEDULE}`,
+    'When all copies are compared with the source in full. Not given: as the chart says for all (`controller.fullSyncSchedule`), without that never.',
   ),
   row(
     'replication-required-paths',

@@ -62,6 +62,7 @@ const OTHER: Record<string, unknown> = {
   'controller.replicas': 3,
   'controller.logLevel': 'debug',
   'controller.election': '30s',
+  'controller.fullSyncSchedule': '0 4 * * *',
   'controller.timeZone': 'Europe/Berlin',
   'controller.resources': { limits: { memory: '400Mi' } },
   'controller.nodeSelector': { role: 'infra' },

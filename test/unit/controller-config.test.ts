@@ -38,6 +38,7 @@ t.test('what is wrong is refused by the name of its flag', async (t) => {
     ['fence-lease', '100ms'],
     ['report', '-1s'],
     ['time-zone', 'Mars/Olympus'],
+    ['full-sync-schedule', 'every night'],
     ['log-level', 'loud'],
     ['token-file', ''],
   ] as const) {

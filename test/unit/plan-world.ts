@@ -180,6 +180,7 @@ export class World {
   /** the scheduler says nothing of pods that it cannot place */
   mute = false;
   workload: Observed['workload'] = null;
+  options: Partial<Observed['options']> = {};
   decisions = 0;
   events: PlannedEvent[] = [];
   log: string[] = [];
@@ -247,7 +248,7 @@ export class World {
       memory: this.memory,
       workload: this.workload,
       nodeNames: this.nodes.map((one) => one.name),
-      options: { ...DEFAULT_OPTIONS },
+      options: { ...DEFAULT_OPTIONS, ...this.options },
     });
   }
 

@@ -1191,3 +1191,25 @@ t.test(
     t.end();
   },
 );
+
+t.test(
+  'a schedule for all claims: what a claim says itself goes before it, and off means never (I6)',
+  (t) => {
+    const defaultSchedule = '0 4 * * *';
+    const planned = (annotations: Record<string, string>) => {
+      const world = new World(['a', 'b'], annotations);
+      world.options = { defaultSchedule };
+      world.pods = [pod('game-0', 'a')];
+      world.settle();
+      return { policy: world.object?.spec.policy?.fullSyncSchedule, next: world.status.nextFullSync };
+    };
+    t.match(planned(REPLICATED), { policy: defaultSchedule, next: /T04:00:00/ });
+    const own = { ...REPLICATED, 'replication-full-sync-schedule': '30 5 * * *' };
+    t.match(planned(own), { policy: '30 5 * * *', next: /T05:30:00/ });
+    const off = planned({ ...REPLICATED, 'replication-full-sync-schedule': 'off' });
+    t.equal(off.policy, 'off');
+    t.notOk(off.next);
+    t.notOk(planned({}).policy, 'nothing is synced where nothing is replicated');
+    t.end();
+  },
+);
