@@ -1173,8 +1173,13 @@ bool Watcher::Engine::openTop(Task& task, Level& level, Attached& outcome) {
     syncReader();
     lock.lock();
     if (err != 0 && !isRoot && tree_.alive(task.node) && !tree_[task.node.id].queued && tree_.version() == version) {
-      // All events of before are folded, and by them it should be there: nothing is.
+      // All events of before are folded, and by them it should be there: nothing is. That says something of this
+      // directory only if the one above is where the table has it; else that one is looked at, with all below.
       const std::uint32_t parent = tree_[task.node.id].parent;
+      if (slash != std::string::npos && !(above.valid() && tree_[parent].wd >= 0 && watchedAs(parent, above.get()))) {
+        look(parent, task.mark, true);
+        return false;
+      }
       const std::string name(tree_.name(task.node.id));
       drop(task.node.id);
       markName(parent, name, true, mark::kDeleted);
