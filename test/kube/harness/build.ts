@@ -44,11 +44,11 @@ function goProblem(): string | null {
   return `${version || 'this Go'} is too old, 1.${GO_MINOR} is needed`;
 }
 
-function run(program: string, args: string[], cwd: string, say: Say): Promise<void> {
+function run(program: string, args: string[], cwd: string, cgo: boolean, say: Say): Promise<void> {
   return new Promise((resolve, reject) => {
     const child = spawn(program, args, {
       cwd,
-      env: { ...process.env, CGO_ENABLED: '0', GOFLAGS: '-mod=readonly' },
+      env: { ...process.env, CGO_ENABLED: cgo ? '1' : '0', GOFLAGS: '-mod=readonly' },
       stdio: ['ignore', 'ignore', 'pipe'],
     });
     let rest = '';
@@ -88,7 +88,8 @@ async function buildModule(
     const packages = programs.map((program) => module.packages[program] as string);
     const out = packages.length === 1 ? path.join(scratch, programs[0] as string) : `${scratch}/`;
     const flags = ['-trimpath', '-buildvcs=false', '-p', '2', '-ldflags', module.linkerFlags];
-    await run('go', ['build', ...flags, '-o', out, ...packages], module.folder, say);
+    if (module.cgo) flags.push('-tags', module.cgo.tags);
+    await run('go', ['build', ...flags, '-o', out, ...packages], module.folder, !!module.cgo, say);
     for (const program of programs) renameSync(path.join(scratch, program), path.join(target, program));
     say(`${module.version}: done in ${Math.round((Date.now() - started) / 1000)} s`);
   } finally {
@@ -97,14 +98,19 @@ async function buildModule(
   }
 }
 
-/** Builds those that are not there yet. Returns the folder of the first one asked for. */
-export async function buildPrograms(programs: readonly string[], say: Say): Promise<string> {
+/** Builds those that are not there yet. Returns what was asked for and could not be built. */
+export async function buildPrograms(programs: readonly string[], say: Say): Promise<string[]> {
   for (const module of MODULES) {
     const target = moduleFolder(module);
     const missing = programs.filter(
       (program) => module.packages[program] && !existsSync(path.join(target, program)),
     );
     if (missing.length === 0) continue;
+    const absent = (module.cgo?.headers ?? []).filter((name) => !existsSync(`/usr/include/${name}`));
+    if (absent.length > 0) {
+      say(`${module.version}: not built, no ${absent.join(', ')} below /usr/include`);
+      continue;
+    }
     mkdirSync(target, { recursive: true });
     if (process.env[LOCKED] === '1') {
       // Nobody else builds here now: what lies about is of a build that was killed.
@@ -114,7 +120,7 @@ export async function buildPrograms(programs: readonly string[], say: Say): Prom
     }
     await buildModule(module, missing, target, say);
   }
-  return path.dirname(kubeProgram(programs[0] as string) as string);
+  return programs.filter((program) => kubeProgram(program) === null);
 }
 
 /** Waits for another build and keeps a third one out: the kernel drops the lock when its holder dies, whatever killed it. */
@@ -162,5 +168,10 @@ if (import.meta.main) {
   if (process.env[LOCKED] === undefined) underLock(args);
   os.setPriority(15); // whatever else runs here comes first
   const say: Say = (line) => console.error(`kube: ${line}`);
-  console.log(await buildPrograms(programs, say));
+  const missing = await buildPrograms(programs, say);
+  console.log(
+    missing.length > 0
+      ? `not built: ${missing.join(', ')}`
+      : path.dirname(kubeProgram(programs[0] as string) as string),
+  );
 }

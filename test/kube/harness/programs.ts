@@ -8,7 +8,12 @@ export const KUBERNETES_VERSION = '1.36.3';
 export const ETCD_VERSION = '3.7.3';
 export const CSI_SANITY_VERSION = '5.6.0';
 export const HELM_VERSION = '3.22.0';
+export const KUBECONFORM_VERSION = '0.8.0';
+export const CONTAINERD_VERSION = '2.4.2';
+export const RUNC_VERSION = '1.4.0';
+export const CSI_PROVISIONER_VERSION = '6.4.0';
 
+const CONTAINERD = 'github.com/containerd/containerd/v2';
 const SOURCES = path.join(path.dirname(import.meta.dirname), 'programs');
 const [MAJOR, MINOR] = KUBERNETES_VERSION.split('.');
 const VERSION_PACKAGE = 'k8s.io/component-base/version';
@@ -29,6 +34,8 @@ export interface ProgramModule {
   packages: Readonly<Record<string, string>>;
   /** where it lives is told by its own sources alone: the others are not built anew when it changes */
   alone?: boolean;
+  /** needs C libraries (the header of each, below /usr/include) and these build tags */
+  cgo?: { tags: string; headers: readonly string[] };
 }
 
 export const MODULES: readonly ProgramModule[] = [
@@ -70,10 +77,59 @@ export const MODULES: readonly ProgramModule[] = [
     packages: { helm: 'helm.sh/helm/v3/cmd/helm' },
     alone: true,
   },
+  {
+    folder: path.join(SOURCES, 'kubeconform'),
+    version: `kubeconform ${KUBECONFORM_VERSION}`,
+    linkerFlags: `-s -w -X main.version=v${KUBECONFORM_VERSION}`,
+    packages: { kubeconform: 'github.com/yannh/kubeconform/cmd/kubeconform' },
+    alone: true,
+  },
+  {
+    folder: path.join(SOURCES, 'runc'),
+    version: `runc ${RUNC_VERSION}`,
+    linkerFlags: '-s -w',
+    packages: { runc: 'github.com/opencontainers/runc' },
+    alone: true,
+    cgo: { tags: 'seccomp', headers: ['seccomp.h'] },
+  },
+  {
+    folder: path.join(SOURCES, 'containerd'),
+    version: `containerd ${CONTAINERD_VERSION}`,
+    linkerFlags: `-s -w -X ${CONTAINERD}/version.Version=${CONTAINERD_VERSION}`,
+    packages: Object.fromEntries(
+      ['containerd', 'containerd-shim-runc-v2', 'ctr'].map((program) => [
+        program,
+        `${CONTAINERD}/cmd/${program}`,
+      ]),
+    ),
+    alone: true,
+  },
+  {
+    folder: path.join(SOURCES, 'csi-provisioner'),
+    version: `csi-provisioner ${CSI_PROVISIONER_VERSION}`,
+    linkerFlags: `-s -w -X main.version=v${CSI_PROVISIONER_VERSION}`,
+    packages: { 'csi-provisioner': 'github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner' },
+    alone: true,
+  },
 ];
 
 /** What the tests of test/kube need: an API server, its store and kubectl. */
 export const API_PROGRAMS = ['etcd', 'kube-apiserver', 'kubectl'] as const;
+
+/** What a whole cluster with nodes needs (test/cluster). */
+export const CLUSTER_PROGRAMS = [
+  ...API_PROGRAMS,
+  'helm',
+  'runc',
+  'containerd',
+  'containerd-shim-runc-v2',
+  'ctr',
+  'csi-provisioner',
+  'kube-controller-manager',
+  'kube-scheduler',
+  'kubelet',
+  'kube-proxy',
+] as const;
 
 /** Every program that can be built. */
 export const ALL_PROGRAMS: readonly string[] = MODULES.flatMap((module) => Object.keys(module.packages));
@@ -84,8 +140,8 @@ const cache = (env: NodeJS.ProcessEnv): string =>
 /** Changes with the sources of these modules. */
 function keyOfSources(modules: readonly ProgramModule[]): string {
   const hash = createHash('sha256');
-  for (const { folder, linkerFlags, packages } of modules) {
-    hash.update(`\0${linkerFlags}\0${Object.keys(packages)}`);
+  for (const { folder, linkerFlags, packages, cgo } of modules) {
+    hash.update(`\0${linkerFlags}\0${Object.keys(packages)}${cgo ? `\0${cgo.tags}` : ''}`);
     for (const file of ['go.mod', 'go.sum', 'main.go']) {
       if (existsSync(path.join(folder, file))) hash.update(readFileSync(path.join(folder, file)));
     }
