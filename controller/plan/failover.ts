@@ -66,6 +66,8 @@ export interface FailoverVolume {
   fencing: 'lease' | 'none';
   /** With `lease`: the lease ended for certain, also on a slow clock. Ignored with `none`. */
   leaseEnded: boolean;
+  /** A planned move has begun: that nobody wants the volume now does not end it. */
+  moving?: boolean;
 }
 
 /**
@@ -450,10 +452,13 @@ export function decideFailover(input: FailoverInput): FailoverDecision {
     if (healthy && active.schedulable) {
       return stay('none', 'HEALTHY', `A healthy pod uses the volume on ${activeName}.`);
     }
-    if (!healthy && workload.cause === 'no-demand') {
+    // A workload that was stopped for a move is wanted again in a moment: a StatefulSet makes its next pod only when the
+    // old one is gone.
+    const between = volume.moving === true;
+    if (!healthy && workload.cause === 'no-demand' && !between) {
       return stay('none', 'NO_DEMAND', 'No workload wants the volume now.');
     }
-    if (!healthy && workload.cause === 'completed') {
+    if (!healthy && workload.cause === 'completed' && !between) {
       return stay('none', 'COMPLETED', 'The workload ended as planned.');
     }
   }

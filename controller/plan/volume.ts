@@ -34,6 +34,7 @@ import {
   leftPods,
   moveStep,
   promotionSteps,
+  STEPS,
   staleWatches,
   watchRuns,
 } from './promotion.ts';
@@ -971,6 +972,7 @@ function inputOf(v: View, force: FailoverForce | null): FailoverInput {
       fencing: v.fencing,
       // Whether the lease has ended is asked in the moment of the write (decide); the choice is made before.
       leaseEnded: true,
+      moving: moveBegun(v),
     },
     workload: {
       healthyPod: workload.healthyPod,
@@ -1069,9 +1071,17 @@ function wanders(v: View, decision: FailoverDecision): boolean {
   return known?.status === 'False' && Date.parse(known.lastTransitionTime) <= Date.parse(promotion.decidedAt);
 }
 
+/** The active node has given its lease back: no pod can start there any more in this epoch. */
+const givenBack = (v: View): boolean => v.o.fence.released === v.epoch;
+
+/** A planned move has begun and was not written yet: its workload may be stopped already. */
+const moveBegun = (v: View): boolean =>
+  givenBack(v) ||
+  (v.before.phase === 'Moving' && STEPS.every((step) => v.before.promotion?.done.includes(step) === true));
+
 /** A lease that was given back for a move that is not to be any more: the node goes on in a new epoch. */
 function goOn(v: View, decision: FailoverDecision, unfinished: boolean): Outcome | null {
-  if (v.o.fence.released !== v.epoch || v.active?.reachable !== true || unfinished) return null;
+  if (!givenBack(v) || v.active?.reachable !== true || unfinished) return null;
   return {
     moving: 'planned',
     waitsFor: null,
@@ -1546,9 +1556,17 @@ function conditionsOf(v: View, facts: Facts): ConditionNow[] {
 
   const { workload } = v;
   const nodeReady = v.o.nodes.find((node) => node.name === activeNode)?.ready === true;
+  const nobodyWants = workload.cause === 'no-demand' || workload.cause === 'completed';
+  const known = v.before.conditions?.find((one) => one.type === 'WorkloadHealthy');
+  // Since when it was unhealthy is what the move is carried through by, also between its old pod and the next one.
+  const betweenPods =
+    nobodyWants && moveBegun(v) && known?.status === 'False'
+      ? no('WorkloadHealthy', known.reason, known.message)
+      : undefined;
   if (workload.healthyPod && nodeReady)
     out.push(say('WorkloadHealthy', 'True', 'Healthy', `A healthy pod uses the volume on ${activeNode}.`));
-  else if (workload.cause === 'no-demand' || workload.cause === 'completed')
+  else if (betweenPods !== undefined) out.push(betweenPods);
+  else if (nobodyWants)
     out.push(
       say(
         'WorkloadHealthy',

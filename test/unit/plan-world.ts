@@ -177,6 +177,9 @@ export class World {
   };
   /** the workload is a StatefulSet of one, whose pods carry the role label as node selector or not */
   recreate: 'selector' | 'anywhere' | 'never' = 'selector';
+  /** how long after a pod its next one is made, ms: a StatefulSet waits until the old one is gone */
+  gapMs = 0;
+  private due: { at: number; name: string }[] = [];
   /** the scheduler says nothing of pods that it cannot place */
   mute = false;
   workload: Observed['workload'] = null;
@@ -462,7 +465,15 @@ export class World {
 
   private remove(one: ObservedPod): void {
     this.pods = this.pods.filter((other) => other !== one);
-    if (this.recreate !== 'never' && one.controlledBy !== null) this.pods.push(fresh(this, one.name, null));
+    if (this.recreate !== 'never' && one.controlledBy !== null)
+      this.due.push({ at: this.now + this.gapMs, name: one.name });
+    this.makePods();
+  }
+
+  private makePods(): void {
+    for (const { name } of this.due.filter(({ at }) => at <= this.now))
+      this.pods.push(fresh(this, name, null));
+    this.due = this.due.filter(({ at }) => at > this.now);
   }
 
   /** A new generation on the active node reaches all targets that answer. */
@@ -501,6 +512,7 @@ export class World {
     }
     if (plan.withholdLease && this.fence.fenceWaitMs !== null)
       this.fence.fenceWaitMs = Math.max(0, this.fence.fenceWaitMs - ms);
+    this.makePods();
     this.schedule();
   }
 

@@ -387,6 +387,27 @@ t.test(
 );
 
 t.test(
+  'B6: a move goes through although nobody wants the volume between the old pod and the next one of a StatefulSet',
+  (t) => {
+    const world = atRest();
+    world.gapMs = 15_000;
+    world.on('a').unschedulable = true;
+    world.settle();
+    t.match(world.status, { activeNode: 'b', epoch: 2, promotion: { planned: true } });
+    t.match(world.pods, [{ node: 'b', phase: 'Running' }]);
+    const crashes = atRest();
+    crashes.gapMs = 15_000;
+    for (let i = 0; i < 60 && crashes.status.epoch === 1; i += 1) {
+      for (const one of crashes.pods)
+        if (one.phase === 'Running') Object.assign(one, { ready: false, restarts: 5 });
+      crashes.step(2000);
+    }
+    t.match(crashes.status, { activeNode: 'b', epoch: 2, promotion: { planned: true } });
+    t.end();
+  },
+);
+
+t.test(
   'a move whose target goes away is given up or goes elsewhere, also after the lease was given back',
   (t) => {
     const world = atRest();
