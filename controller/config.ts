@@ -47,7 +47,7 @@ export const OPTIONS: Option[] = [
     flag: 'http',
     value: 'HOST:PORT',
     env: 'SIMPLE_VOLUME_HTTP',
-    help: 'address of /healthz, /readyz and /metrics',
+    help: 'address of /healthz, /readyz and /metrics; a host * stands for all addresses, IPv4 and IPv6',
     fallback: '127.0.0.1:8080',
   },
   {

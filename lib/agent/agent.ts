@@ -203,7 +203,7 @@ export class Agent implements AgentApi {
   }
 
   async #listen(): Promise<void> {
-    const { http, webdav, advertise, advertiseWebdav, browseAuth, token } = this.#config;
+    const { http, webdav, advertise, advertiseWebdav, advertiseHost, browseAuth, token } = this.#config;
     const authenticate = createAuthenticate(token, (text) => this.#grants.verify(text));
     const { tls: files } = this.#config;
     const tls = files && readTls(files);
@@ -211,7 +211,7 @@ export class Agent implements AgentApi {
     this.#api = createServer(this, authenticate, this.#log, tls);
     await this.#api.listen({ host: http.host, port: http.port });
     const real = this.#api.server.address() as AddressInfo;
-    this.#url = advertise ?? addressUrl({ host: http.host, port: real.port }, scheme);
+    this.#url = advertise ?? addressUrl({ host: advertiseHost ?? http.host, port: real.port }, scheme);
     this.#webdav = new Webdav({
       offers: this.#offers,
       volumes: {
@@ -234,7 +234,8 @@ export class Agent implements AgentApi {
       await listenOnSocket(this.#socket, this.#config.socket);
     }
     const dav = await this.#webdav.listen(webdav.port, webdav.host);
-    this.#webdavUrl = advertiseWebdav ?? addressUrl({ host: webdav.host, port: dav.port }, scheme);
+    this.#webdavUrl =
+      advertiseWebdav ?? addressUrl({ host: advertiseHost ?? webdav.host, port: dav.port }, scheme);
   }
 
   async #lookForRclone(): Promise<void> {

@@ -1,4 +1,4 @@
-import { readFileSync, statSync } from 'node:fs';
+import { existsSync, readFileSync, statSync } from 'node:fs';
 import { isIP } from 'node:net';
 import { resolve } from 'node:path';
 import { parseDuration } from '../core/duration.ts';
@@ -26,6 +26,8 @@ export interface AgentConfig {
   /** how other nodes reach this agent; null: derived from the listening address */
   advertise: string | null;
   advertiseWebdav: string | null;
+  /** address or name that those two are made of where they are null; null: the listening address */
+  advertiseHost: string | null;
   token: string;
   logLevel: LogLevel;
   browseAuth: boolean;
@@ -74,14 +76,14 @@ export const OPTIONS: Option[] = [
     flag: 'http',
     value: 'HOST:PORT',
     env: 'SIMPLE_VOLUME_HTTP',
-    help: 'address of the HTTP API',
+    help: 'address of the HTTP API; a host * stands for all addresses, IPv4 and IPv6',
     fallback: '127.0.0.1:8080',
   },
   {
     flag: 'webdav',
     value: 'HOST:PORT',
     env: 'SIMPLE_VOLUME_WEBDAV',
-    help: 'address of the read-only WebDAV tree',
+    help: 'address of the read-only WebDAV tree; a host * stands for all addresses, IPv4 and IPv6',
     fallback: '127.0.0.1:8081',
   },
   {
@@ -113,6 +115,12 @@ export const OPTIONS: Option[] = [
     value: 'URL',
     env: 'SIMPLE_VOLUME_ADVERTISE_WEBDAV',
     help: 'URL of the WebDAV tree as other nodes reach it',
+  },
+  {
+    flag: 'advertise-host',
+    value: 'HOST',
+    env: 'SIMPLE_VOLUME_ADVERTISE_HOST',
+    help: 'IPv4 or IPv6 address or name of which both URLs are made where they are not given',
   },
   {
     flag: 'browse-auth',
@@ -202,7 +210,14 @@ const bad = (flag: string, text: string): never => {
   throw new SimpleVolumeError('FIELD_INVALID', `--${flag} ${text}`, { field: `--${flag}` });
 };
 
-/** HOST:PORT; an IPv6 host in brackets. Port 0 takes a free one. */
+/**
+ * What listens on all addresses of both families: libuv clears IPV6_V6ONLY. A kernel without IPv6 has no such address.
+ * @param table exists where the kernel has IPv6, proc_net(5)
+ */
+export const allAddresses = (table = '/proc/net/if_inet6'): '::' | '0.0.0.0' =>
+  existsSync(table) ? '::' : '0.0.0.0';
+
+/** HOST:PORT; an IPv6 host in brackets, `*` for all addresses. Port 0 takes a free one. */
 export function parseAddress(text: string, flag: string): Address {
   const m = /^(?:\[([0-9a-fA-F:.%a-z0-9]+)\]|([^:[\]/\s]+)):(\d{1,5})$/.exec(text);
   const port = Number(m?.[3]);
@@ -211,7 +226,15 @@ export function parseAddress(text: string, flag: string): Address {
       flag,
       `must be HOST:PORT with a port from 0 to 65535, an IPv6 host in brackets ([::1]:8080); got ${JSON.stringify(text)}`,
     );
-  return { host: m[1] ?? (m[2] as string), port };
+  return { host: m[2] === '*' ? allAddresses() : (m[1] ?? (m[2] as string)), port };
+}
+
+/** An IP address or a DNS name, without brackets. */
+function parseHost(text: string, flag: string): string {
+  const host = text.replace(/^\[(.*)\]$/, '$1');
+  return isIP(host) !== 0 || /^[A-Za-z0-9]([-.A-Za-z0-9]{0,251}[A-Za-z0-9])?$/.test(host)
+    ? host
+    : bad(flag, `must be an IPv4 or IPv6 address or a DNS name; got ${JSON.stringify(text)}`);
 }
 
 export const addressUrl = (a: Address, scheme: 'http' | 'https' = 'http'): string =>
@@ -282,6 +305,14 @@ export function parseConfig(
   const advertise = get('advertise');
   const socket = get('socket');
   const advertiseWebdav = get('advertise-webdav');
+  const advertiseHost = get('advertise-host');
+  for (const [flag, url] of [
+    ['http', advertise],
+    ['webdav', advertiseWebdav],
+  ] as const) {
+    if (need(flag).startsWith('*:') && url === null && advertiseHost === null)
+      bad(flag, 'with the host * needs --advertise-host: nobody can be told to come to all addresses');
+  }
   const certFile = get('tls-cert');
   const keyFile = get('tls-key');
   if ((certFile === null) !== (keyFile === null))
@@ -300,6 +331,7 @@ export function parseConfig(
     webdav: parseAddress(need('webdav'), 'webdav'),
     advertise: advertise ? parseUrl(advertise, '--advertise') : null,
     advertiseWebdav: advertiseWebdav ? parseUrl(advertiseWebdav, '--advertise-webdav') : null,
+    advertiseHost: advertiseHost === null ? null : parseHost(advertiseHost, 'advertise-host'),
     token: readToken(need('token-file')),
     logLevel: level as LogLevel,
     browseAuth: browse === 'on',

@@ -13,10 +13,13 @@ import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
+import { addressUrl } from '../agent/config.ts';
 import { compareGenerations, type Generation, parseGeneration } from '../core/generation.ts';
 import type { ReplicaStatus, SourceStatus, VolumeName } from '../core/parts.ts';
 import { type CopyState, copyState } from '../core/replica-state.ts';
 import { AGENT_TLS_NAME } from '../core/tls.ts';
+
+const LOOPBACK = '127.0.0.1';
 
 export const PROJECT = fileURLToPath(new URL('../..', import.meta.url));
 
@@ -131,6 +134,8 @@ export interface AgentOptions {
   folder: string;
   httpPort: number;
   webdavPort: number;
+  /** How it is reached, default 127.0.0.1; with any other it listens on all addresses. */
+  host?: string;
   token: string;
   /** Further flags of `simple-volume agent`. */
   flags?: readonly string[];
@@ -177,8 +182,9 @@ export class LocalAgent {
     this.pool = join(options.folder, `pool-${options.node}`);
     this.logFile = join(options.folder, `agent-${options.node}.log`);
     const scheme = options.tls ? 'https' : 'http';
-    this.url = `${scheme}://127.0.0.1:${options.httpPort}`;
-    this.webdavUrl = `${scheme}://127.0.0.1:${options.webdavPort}`;
+    const host = options.host ?? LOOPBACK;
+    this.url = addressUrl({ host, port: options.httpPort }, scheme);
+    this.webdavUrl = addressUrl({ host, port: options.webdavPort }, scheme);
     this.#ca = options.tls && readFileSync(options.tls.ca, 'utf8');
   }
 
@@ -193,7 +199,8 @@ export class LocalAgent {
   /** Starts the process and waits until it says that it is ready. The pool survives from one start to the next. */
   async start(limitMs = 60_000): Promise<void> {
     if (this.running) return;
-    const { folder, httpPort, webdavPort, tls } = this.#options;
+    const { folder, httpPort, webdavPort, tls, host } = this.#options;
+    const listen = host === undefined ? LOOPBACK : '*';
     mkdirSync(this.pool, { recursive: true });
     const tokenFile = join(folder, `token-${this.node}`);
     if (!existsSync(tokenFile)) writeFileSync(tokenFile, `${this.token}\n`, { mode: 0o600 });
@@ -207,7 +214,8 @@ export class LocalAgent {
           ...args,
           'agent',
           ...['--node', this.node, '--pool-name', 'local', '--pool-path', this.pool],
-          ...['--http', `127.0.0.1:${httpPort}`, '--webdav', `127.0.0.1:${webdavPort}`],
+          ...['--http', `${listen}:${httpPort}`, '--webdav', `${listen}:${webdavPort}`],
+          ...(host === undefined ? [] : ['--advertise-host', host]),
           ...(tls ? ['--tls-cert', tls.cert, '--tls-key', tls.key, '--ca-file', tls.ca] : []),
           ...['--token-file', tokenFile],
           ...(this.#options.flags ?? []),
@@ -373,6 +381,8 @@ export interface ClusterOptions {
   env?: Readonly<Record<string, string>>;
   command?: readonly string[];
   tls?: LocalTls;
+  /** How the agents are reached, default 127.0.0.1. */
+  host?: string;
   /** Prefix of the temporary folder. */
   prefix?: string;
 }
@@ -418,6 +428,7 @@ export class LocalCluster {
           token: randomBytes(24).toString('base64url'),
           ...(options.flags === undefined ? {} : { flags: options.flags }),
           ...(options.env === undefined ? {} : { env: options.env }),
+          ...(options.host === undefined ? {} : { host: options.host }),
           ...(options.command === undefined ? {} : { command: options.command }),
           ...(options.tls === undefined ? {} : { tls: options.tls }),
         }),

@@ -2,7 +2,14 @@ import { chmodSync, mkdirSync, mkdtempSync, readFileSync, rmSync, symlinkSync, w
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import t from 'tap';
-import { addressUrl, OPTIONS, parseAddress, parseConfig, parseUrl } from '../../lib/agent/config.ts';
+import {
+  addressUrl,
+  allAddresses,
+  OPTIONS,
+  parseAddress,
+  parseConfig,
+  parseUrl,
+} from '../../lib/agent/config.ts';
 import { MARKER, Pool } from '../../lib/agent/pool.ts';
 import { formatDuration, parseDuration } from '../../lib/core/duration.ts';
 import { compareGenerations, isAncestor, parseGeneration } from '../../lib/core/generation.ts';
@@ -50,6 +57,17 @@ t.test('a bad value names its flag and what is allowed', async (t) => {
     ['pool name', { ...good, 'pool-name': '../x' }, /--pool-name must be/],
     ['port', { ...good, http: '127.0.0.1:70000' }, /--http must be HOST:PORT/],
     ['bare IPv6', { ...good, http: '::1:80' }, /--http must be HOST:PORT/],
+    [
+      'all addresses',
+      { ...good, webdav: '*:8081', advertise: 'http://h:1' },
+      /--webdav with the host \* needs --advertise-host/,
+    ],
+    [
+      'advertised host with a port',
+      { ...good, 'advertise-host': 'h:1' },
+      /--advertise-host must be an IPv4 or IPv6 address or a DNS name; got "h:1"/,
+    ],
+    ['advertised zone', { ...good, 'advertise-host': 'fd00::g' }, /--advertise-host must be/],
     ['level', { ...good, 'log-level': 'loud' }, /--log-level must be one of debug, info/],
     ['beat', { ...good, beat: '5' }, /--beat must be a duration such as/],
     ['browse', { ...good, 'browse-auth': 'maybe' }, /--browse-auth must be on or off/],
@@ -102,6 +120,14 @@ t.test('a bad value names its flag and what is allowed', async (t) => {
 
 t.test('addresses and URLs', async (t) => {
   t.same(parseAddress('0.0.0.0:0', 'http'), { host: '0.0.0.0', port: 0 });
+  t.equal(allAddresses(token), '::', 'both families');
+  t.equal(allAddresses(join(scratch, 'none')), '0.0.0.0', 'a kernel without IPv6');
+  t.same(parseAddress('*:8080', 'http'), { host: allAddresses(), port: 8080 });
+  for (const host of ['10.1.2.3', 'fd00::1', '[fd00::1]', 'node-1.example'])
+    t.equal(
+      parseConfig({ ...good, http: '*:0', webdav: '*:0', 'advertise-host': host }, {}).advertiseHost,
+      host.replace(/[[\]]/g, ''),
+    );
   t.equal(parseUrl('http://[fd00::1]:8080/', 'x'), 'http://[fd00::1]:8080');
   for (const bad of ['ftp://x', 'nonsense', 'http://x/?q', 'http://x/#f'])
     t.match(
