@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
+#include <sys/file.h>
 #include <sys/inotify.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -53,16 +54,18 @@ bool gone(int err) { return err == ENOENT || err == ENOTDIR || err == ELOOP; }
 
 std::exception_ptr closedError() { return std::make_exception_ptr(Error("CLOSED", "CLOSED: the watcher was closed")); }
 
-// Lowers fs.inotify.max_queued_events around inotify_init1, which is when the kernel reads it.
+// Lowers fs.inotify.max_queued_events around inotify_init1, which is when the kernel reads it. Nobody else does so
+// meanwhile, in this process or another one: what is put back would be their value.
 Fd makeInotify(unsigned maxQueuedEvents) {
   static std::mutex one;
   const std::lock_guard lock(one);
-  constexpr const char* kLimit = "/proc/sys/fs/inotify/max_queued_events";
+  Fd file;
   std::string before;
   if (maxQueuedEvents != 0) {
-    const Fd file(open(kLimit, O_RDWR | O_CLOEXEC));
+    file = Fd(open("/proc/sys/fs/inotify/max_queued_events", O_RDWR | O_CLOEXEC));
     char text[32];
-    const ssize_t length = file.valid() ? read(file.get(), text, sizeof text) : -1;
+    while (file.valid() && flock(file.get(), LOCK_EX) != 0 && errno == EINTR) continue;
+    const ssize_t length = file.valid() ? pread(file.get(), text, sizeof text, 0) : -1;
     if (length > 0) {
       before.assign(text, static_cast<std::size_t>(length));
       const std::string value = std::to_string(maxQueuedEvents);
@@ -71,10 +74,7 @@ Fd makeInotify(unsigned maxQueuedEvents) {
   }
   Fd fd(inotify_init1(IN_NONBLOCK | IN_CLOEXEC));
   const int err = errno;
-  if (!before.empty()) {
-    const Fd file(open(kLimit, O_WRONLY | O_CLOEXEC));
-    if (file.valid()) (void)!write(file.get(), before.data(), before.size());
-  }
+  if (!before.empty()) (void)!pwrite(file.get(), before.data(), before.size(), 0);
   if (!fd.valid()) throw errnoError(err, "inotify_init1");
   return fd;
 }
