@@ -1,6 +1,6 @@
 /** Flags and environment of `simple-volume csi-node`, checked. */
 import path from 'node:path';
-import type { Option } from '../lib/agent/config.ts';
+import { type Address, type Option, parseAddress } from '../lib/agent/config.ts';
 import { LOG_LEVELS, type LogLevel } from '../lib/agent/logger.ts';
 import { SimpleVolumeError } from '../lib/core/errors.ts';
 import { checkName } from '../lib/core/names.ts';
@@ -53,6 +53,12 @@ export const OPTIONS: Option[] = [
     fallback: '/sys/fs/cgroup',
   },
   {
+    flag: 'health',
+    value: 'HOST:PORT',
+    env: 'SIMPLE_VOLUME_HEALTH',
+    help: 'address of /healthz and /readyz; a host * stands for all addresses (default: none)',
+  },
+  {
     flag: 'log-level',
     value: LOG_LEVELS.join('|'),
     env: 'SIMPLE_VOLUME_LOG_LEVEL',
@@ -70,6 +76,8 @@ export interface CsiNodeConfig {
   registrationDir: string | null;
   stateDir: string;
   cgroupDir: string;
+  /** null: none */
+  health: Address | null;
   logLevel: LogLevel;
 }
 
@@ -107,6 +115,7 @@ export function parseCsiNodeConfig(
   const registration = get('registration-dir') ?? `${kubeletDir}/plugins_registry`;
   const registrationDir = registration === 'off' ? null : absolute('registration-dir', registration);
   if (registrationDir !== null) socket('registration-dir', `${registrationDir}/${DRIVER}-reg.sock`);
+  const health = get('health');
   const level = need('log-level');
   if (!(LOG_LEVELS as readonly string[]).includes(level))
     bad('log-level', `must be one of ${LOG_LEVELS.join(', ')}; got ${JSON.stringify(level)}`);
@@ -122,6 +131,7 @@ export function parseCsiNodeConfig(
     registrationDir,
     stateDir: absolute('state-dir', get('state-dir') ?? path.join(path.dirname(endpoint), 'state')),
     cgroupDir: absolute('cgroup-dir', need('cgroup-dir')),
+    health: health === null ? null : parseAddress(health, 'health'),
     logLevel: level as LogLevel,
   };
 }

@@ -8,6 +8,7 @@ import { AgentSocket } from './freeze/agent-client.ts';
 import { bootClock } from './freeze/boot-clock.ts';
 import { findHierarchy, findPodCgroup, probeFreezer } from './freeze/cgroup.ts';
 import { type GrpcServer, serve } from './grpc.ts';
+import { type Health, serveHealth } from './health.ts';
 import { identityService } from './identity.ts';
 import { type Mounter, systemMounter } from './node/mounter.ts';
 import { NodeService } from './node/node.ts';
@@ -17,6 +18,8 @@ import { registrationService } from './registration.ts';
 
 export interface CsiNode {
   endpoint: string;
+  /** port of /healthz and /readyz */
+  health: number | null;
   stop(): Promise<void>;
 }
 
@@ -60,22 +63,26 @@ export async function startCsiNode(
     log,
     ...(options.waitMs === undefined ? {} : { waitMs: options.waitMs }),
   });
-  const learn = async (): Promise<void> => {
-    await service.whenKnown(stopping.signal);
-    if (stopping.signal.aborted) return;
+  const remember = (): void => {
     const known = service.pools();
     writeFileSync(
       `${poolsFile}.tmp`,
-      JSON.stringify(Object.fromEntries(config.agentSockets.map((file, i) => [file, known[i]]))),
+      JSON.stringify(
+        Object.fromEntries(config.agentSockets.flatMap((file, i) => (known[i] ? [[file, known[i]]] : []))),
+      ),
     );
     renameSync(`${poolsFile}.tmp`, poolsFile);
   };
   const stopping = new AbortController();
   service.start();
   const servers: GrpcServer[] = [];
+  let registrar: GrpcServer | null = null;
+  let registered = config.registrationDir === null;
+  let health: Health | null = null;
   const stop = async (): Promise<void> => {
     stopping.abort();
-    await Promise.all(servers.map((one) => one.close()));
+    await health?.close();
+    await Promise.all([...servers, ...(registrar ? [registrar] : [])].map((one) => one.close()));
     await service.stop();
   };
   try {
@@ -86,22 +93,34 @@ export async function startCsiNode(
         log,
       ),
     );
+    if (config.health !== null)
+      health = await serveHealth(config.health, () =>
+        // Where there is no pool there is nothing to be ready for.
+        service.problem() !== null || registered ? null : 'kubelet has not registered the driver yet',
+      );
   } catch (error) {
     await stop();
     throw error;
   }
-  // kubelet asks for the node's pools as soon as it sees the driver; before they are known there is no answer.
-  void learn()
-    .then(async () => {
-      if (config.registrationDir === null || stopping.signal.aborted) return;
-      servers.push(
-        await serve(
-          path.join(config.registrationDir, `${DRIVER}-reg.sock`),
-          [registrationService(config.endpoint, log)],
-          log,
-        ),
-      );
-    })
+  // kubelet asks for the node's pools when it sees the socket, and once; for another pool it has to see a new one.
+  const announce = async (): Promise<void> => {
+    remember();
+    if (config.registrationDir === null) return;
+    await registrar?.close();
+    registrar = null;
+    if (stopping.signal.aborted) return;
+    registrar = await serve(
+      path.join(config.registrationDir, `${DRIVER}-reg.sock`),
+      [
+        registrationService(config.endpoint, log, (done) => {
+          registered = done;
+        }),
+      ],
+      log,
+    );
+  };
+  void service
+    .learn(stopping.signal, announce)
     .catch((error: Error) => log.error({ err: error }, 'kubelet is not told of the driver'));
-  return { endpoint: config.endpoint, stop };
+  return { endpoint: config.endpoint, health: health?.port ?? null, stop };
 }

@@ -38,6 +38,10 @@ import type { Records } from './records.ts';
 /** How long a publish waits until the volume may be written here: a first decision or a move is often under way. */
 const WAIT_MS = 5_000;
 const AGAIN_MS = 150;
+/** How long the other pools of a node have to appear once the first is known. */
+const SETTLE_MS = 5_000;
+/** Between two looks for agents that may not be of this node. */
+const LATER_MS = 1_000;
 /** kubelet's folder of a pod's volume of a CSI driver: pods/<uid>/volumes/kubernetes.io~csi/<name>/mount */
 const POD_PATH = /\/pods\/([0-9a-fA-F-]{36})\/volumes\/kubernetes\.io~csi\//;
 const POD_UID = 'csi.storage.k8s.io/pod.uid';
@@ -56,6 +60,7 @@ export interface NodeDeps {
   log: Logger;
   waitMs?: number;
   reportMs?: number;
+  settleMs?: number;
 }
 
 type Health = { status: string; reason: string; message: string };
@@ -99,12 +104,28 @@ export class NodeService {
     await Promise.all(this.#agents.map((one) => one.stop()));
   }
 
-  /** Resolves when every agent has said once which pool it serves. */
-  async whenKnown(signal: AbortSignal): Promise<void> {
+  /**
+   * Asks until every agent has said once which pool it serves. A node need not have all pools, and the agents of those
+   * that it lacks never answer: `heard` is called when all are known, or SETTLE_MS after the first with those that are,
+   * and then with each one that comes later.
+   */
+  async learn(signal: AbortSignal, heard: () => Promise<void>): Promise<void> {
+    let firstAt: number | null = null;
+    let told = 0;
     for (;;) {
       await Promise.all(this.#agents.map((one) => one.look()));
-      if (signal.aborted || this.#agents.every((one) => one.about !== null)) return;
-      await sleep(AGAIN_MS);
+      if (signal.aborted) return;
+      const known = this.#agents.filter((one) => one.about !== null).length;
+      const all = known === this.#agents.length;
+      const now = this.#deps.clock();
+      if (known > 0) firstAt ??= now;
+      const settled = firstAt !== null && now - firstAt >= (this.#deps.settleMs ?? SETTLE_MS);
+      if (known > told && (all || told > 0 || settled)) {
+        await heard();
+        told = known;
+      }
+      if (all) return;
+      await sleep(told > 0 ? LATER_MS : AGAIN_MS);
     }
   }
 
@@ -115,8 +136,8 @@ export class NodeService {
 
   /** Why the driver is not ready; null: it is. */
   problem(): string | null {
-    const silent = this.#agents.find((one) => one.about === null);
-    return silent ? `an agent of this node has not answered yet: ${silent.problem}` : null;
+    if (this.#agents.some((one) => one.about !== null)) return null;
+    return `no agent of this node has answered yet: ${this.#agents[0]?.problem}`;
   }
 
   #recover(): void {
@@ -693,12 +714,9 @@ export class NodeService {
   }
 
   async info(): Promise<object> {
-    const pools = [];
-    for (const agent of this.#agents) {
-      const about = await agent.look();
-      if (!about) return unavailable(`an agent of ${this.#deps.node} does not answer: ${agent.problem}`);
-      pools.push(about.pool);
-    }
+    const abouts = await Promise.all(this.#agents.map((one) => one.look()));
+    const pools = abouts.flatMap((about) => (about ? [about.pool] : []));
+    if (pools.length === 0) return unavailable(this.problem() ?? 'no pool is known');
     return {
       node_id: this.#deps.node,
       accessible_topology: { segments: Object.fromEntries(pools.map((pool) => [poolKey(pool), 'true'])) },

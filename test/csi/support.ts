@@ -114,7 +114,8 @@ export class TestNode {
     mkdirSync(path.join(this.kubelet, 'pods'), { recursive: true });
   }
 
-  async startCsi(): Promise<void> {
+  /** @param sockets of agents, default: the one of this node */
+  async startCsi(sockets: readonly string[] = [this.socket], flags: readonly string[] = []): Promise<void> {
     const [program, ...args] = agentCommand();
     const child = spawn(
       program as string,
@@ -122,11 +123,12 @@ export class TestNode {
         ...args,
         'csi-node',
         `--node=${this.name}`,
-        `--agent-socket=${this.socket}`,
+        `--agent-socket=${sockets.join(',')}`,
         `--kubelet-dir=${this.kubelet}`,
         `--endpoint=${this.endpoint}`,
         `--cgroup-dir=${this.cgroups}`,
         '--log-level=debug',
+        ...flags,
       ],
       { stdio: ['ignore', 'pipe', 'pipe'] },
     );
