@@ -100,7 +100,7 @@ const timeLimit = (file: string): number =>
 const BUILDS: readonly { name: string; programs: readonly string[]; under: readonly string[] }[] = [
   { name: 'kube programs', programs: [], under: ['test/kube', 'test/chart'] },
   { name: 'csi-sanity', programs: ['csi-sanity'], under: ['test/csi/sanity'] },
-  { name: 'helm', programs: ['helm'], under: ['test/chart'] },
+  { name: 'helm', programs: ['helm', 'kubeconform'], under: ['test/chart'] },
 ];
 const needs = (file: string, under: readonly string[]): boolean => under.some((one) => file.startsWith(one));
 

@@ -25,6 +25,10 @@ app.kubernetes.io/component: {{ .part }}
 {{- .Values.security.existingSecret | default (printf "%s-agents" (include "sv.name" .)) -}}
 {{- end -}}
 
+{{- define "sv.triggerSecret" -}}
+{{- .Values.manualSync.existingSecret | default (printf "%s-trigger" (include "sv.name" .)) -}}
+{{- end -}}
+
 {{- define "sv.pullSecrets" -}}
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets:
@@ -45,12 +49,45 @@ readOnlyRootFilesystem: true
 {{ .Values.kubeletDir }}/plugins/simple-volume.csi.shipstuff.io/agents
 {{- end -}}
 
-{{/* MiB of a quantity with Ki, Mi or Gi, or of bytes; 0 for none. */}}
+{{/* Whole MiB of a quantity as Kubernetes writes them, 0 for none: 512Mi, 1.5Gi, 500M, 1e9, 1073741824. */}}
 {{- define "sv.mebibytes" -}}
 {{- $text := toString . -}}
-{{- if hasSuffix "Gi" $text }}{{ mul 1024 (trimSuffix "Gi" $text | int) }}
-{{- else if hasSuffix "Mi" $text }}{{ trimSuffix "Mi" $text | int }}
-{{- else if hasSuffix "Ki" $text }}{{ div (trimSuffix "Ki" $text | int) 1024 }}
-{{- else }}{{ div (int64 $text) 1048576 }}
+{{- if kindIs "float64" . }}{{ $text = printf "%.0f" . }}{{ end -}}
+{{- $unit := regexFind "[A-Za-z]i?$" $text -}}
+{{- $bytes := get (dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776) $unit -}}
+{{- if and $text (not $bytes) }}{{ fail (printf "%s is no amount of memory" $text) }}{{ end -}}
+{{- floor (divf (mulf (float64 (trimSuffix $unit $text)) (float64 $bytes)) 1048576.0) -}}
 {{- end -}}
+
+{{/* Values that are fine alone and not together. */}}
+{{- define "sv.check" -}}
+{{- $ports := .Values.agent.ports -}}
+{{- if eq (int $ports.http) (int $ports.webdav) }}
+{{- fail (printf "agent.ports: http and webdav are both %d" (int $ports.http)) }}
+{{- end }}
+{{- if and .Values.manualSync.enabled (has (int .Values.manualSync.port) (list 8082 8090 8444)) }}
+{{- fail (printf "manualSync.port: %d is taken in the controller's pod" (int .Values.manualSync.port)) }}
+{{- end }}
+{{- $limit := include "sv.mebibytes" (dig "limits" "memory" "" (.Values.agent.resources | default dict)) | int -}}
+{{- $pull := .Values.agent.pull -}}
+{{- $buffer := include "sv.mebibytes" $pull.buffer | int -}}
+{{- if gt $buffer 64 }}{{ fail (printf "agent.pull.buffer: %s is more than 64Mi" $pull.buffer) }}{{ end }}
+{{- $needed := add 160 (mul $pull.concurrency (add 25 $buffer)) | int -}}
+{{- if and (gt $limit 0) (gt $needed $limit) }}
+{{- fail (printf "agent.pull: %d pulls with a buffer of %s need %d MiB, agent.resources.limits.memory is %d MiB" ($pull.concurrency | int) $pull.buffer $needed $limit) }}
+{{- end }}
+{{- $paths := dict -}}
+{{- range $pool := .Values.storagePools }}
+{{- if hasKey $paths $pool.name }}{{ fail (printf "storagePools: the name %s is used twice" $pool.name) }}{{ end }}
+{{- range $other, $path := $paths }}
+{{- if or (eq $path $pool.path) (hasPrefix (printf "%s/" $path) $pool.path) (hasPrefix (printf "%s/" $pool.path) $path) }}
+{{- fail (printf "storagePools: the paths of %s and %s overlap" $other $pool.name) }}
+{{- end }}
+{{- end }}
+{{- $_ := set $paths $pool.name $pool.path }}
+{{- $kubelet := $.Values.kubeletDir }}
+{{- if or (eq $kubelet $pool.path) (hasPrefix (printf "%s/" $kubelet) $pool.path) (hasPrefix (printf "%s/" $pool.path) $kubelet) }}
+{{- fail (printf "storagePools: the path of %s and kubeletDir %s overlap" $pool.name $kubelet) }}
+{{- end }}
+{{- end }}
 {{- end -}}
