@@ -168,16 +168,21 @@ export class FenceDriver {
     try {
       const seen = await kube.get(LEASES, lease);
       const said = Number(seen.metadata.annotations?.[FENCE_LEASE_KEY]);
-      const previous = Number.isFinite(said) && said > 0 ? said : null;
+      const objects: SimpleVolume[] = [];
+      for await (const object of kube.list(SIMPLE_VOLUMES)) objects.push(object);
+      let previous = Number.isFinite(said) && said > 0 ? said : null;
+      // A new installation: nothing was granted, for there is no volume. At most, whoever led a moment ago makes one in
+      // what is left of its time, and grants it a lease at the end of that.
+      if (previous === null && objects.length === 0) {
+        previous = Math.min(MAX_LEASE_MS, this.leaseMs + Math.max(0, election.leadsForMs()));
+      }
       // First it is written down what may be granted; a smaller number would be a lie while older grants hold.
       const longest = Math.max(this.leaseMs, previous ?? MAX_LEASE_MS);
-      if (previous !== longest) await this.note(longest);
+      if (said !== longest) await this.note(longest);
       if (election.term() !== term) return;
       this.previousLeaseMs = previous;
       this.takenTerm = term;
       for (const pool of this.pools.values()) this.takeOverPool(pool, term);
-      const objects: SimpleVolume[] = [];
-      for await (const object of kube.list(SIMPLE_VOLUMES)) objects.push(object);
       if (election.term() !== term) return;
       for (const object of objects) {
         this.observe(object, null);

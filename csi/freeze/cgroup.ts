@@ -314,13 +314,21 @@ const systemd = (root: readonly string[]): string[] =>
   [...root, 'kubepods'].map((_, i, all) => `${all.slice(0, i + 1).join('-')}.slice`);
 
 /**
- * Whether this process is in a process namespace of its own. The first namespace's inode number is fixed
- * (PROC_PID_INIT_INO, linux/proc_ns.h).
+ * Whether this process is in a process namespace of its own, or of its pod's own. The machine's first namespace has a
+ * fixed inode number (PROC_PID_INIT_INO, linux/proc_ns.h). A node may be in a later one, as in kind: its process 1 then
+ * is in no pod's cgroup, while that of a pod's namespace is in the pod's (on v2, with a cgroup namespace, the same as
+ * this process').
  */
 function seesOnlyItself(): boolean {
   try {
-    return readlinkSync('/proc/self/ns/pid') !== 'pid:[4026531836]';
+    if (readlinkSync('/proc/self/ns/pid') === 'pid:[4026531836]') return false;
+    return firstIsOfPod(readFileSync('/proc/1/cgroup', 'utf8'), readFileSync('/proc/self/cgroup', 'utf8'));
   } catch {
     return true;
   }
+}
+
+/** Whether the first process of a namespace belongs to a pod: texts of proc(5) cgroup of it and of one in that pod. */
+export function firstIsOfPod(first: string, own: string): boolean {
+  return first.includes('kubepods') || first === own;
 }

@@ -14,7 +14,7 @@ const OBJECT = {
 } as SimpleVolume;
 
 /** A leader of 8 s leases that takes over from whoever wrote `annotation` into the Lease. */
-async function takesOver(annotation: string | undefined) {
+async function takesOver(annotation: string | undefined, objects: readonly SimpleVolume[] = [OBJECT]) {
   const clock = new ManualClock();
   const annotations: Record<string, string> =
     annotation === undefined ? {} : { [FENCE_LEASE_KEY]: annotation };
@@ -27,10 +27,10 @@ async function takesOver(annotation: string | undefined) {
       return {};
     },
     async *list() {
-      yield OBJECT;
+      yield* objects;
     },
   } as unknown as Kube;
-  const election = { identity: 'k', term: () => 7, leadsForMs: () => 1e9 } as unknown as LeaderElection;
+  const election = { identity: 'k', term: () => 7, leadsForMs: () => 15_000 } as unknown as LeaderElection;
   const driver = new FenceDriver({
     kube,
     agents: { all: () => [] } as unknown as Agents,
@@ -60,6 +60,20 @@ t.test('B21: a Lease that does not say what was granted is waited for at its lon
   t.same(noted, [String(MAX_LEASE_MS), '8000'], 'then its own leases are all there are');
   driver.stop();
 });
+
+t.test(
+  'a new installation, where no volume can have been granted to anybody, waits 25.8 s at most',
+  async (t) => {
+    const { clock, driver, noted, waits } = await takesOver(undefined, []);
+    t.equal(noted.at(-1), '23000', 'a lease at the end of what another leader may have left of its time');
+    driver.observe(OBJECT, null);
+    t.equal(waits(), holdMs(23_000));
+    await clock.pass(26_000);
+    t.equal(waits(), 0);
+    t.equal(noted.at(-1), '8000');
+    driver.stop();
+  },
+);
 
 t.test('B21: what the leader before has written down is waited for, a shorter one as the own', async (t) => {
   for (const [said, wait] of [

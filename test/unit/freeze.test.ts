@@ -3,6 +3,7 @@ import t from 'tap';
 import {
   type FreezeError,
   findPodCgroup,
+  firstIsOfPod,
   ownCgroup,
   podCgroupPaths,
   probeFreezer,
@@ -57,6 +58,15 @@ t.test('the own cgroup is read for either version', async (t) => {
   t.equal(ownCgroup('v1', text), '/kubepods/podx/a:b');
   t.equal(ownCgroup('v2', text), '/unified/me');
   t.equal(ownCgroup('v2', '1:freezer:/'), null);
+});
+
+t.test('a node in a namespace of its own (kind) is not taken for a pod that sees only itself', async (t) => {
+  const own = '6:freezer:/kubepods/burstable/podx/a\n0::/kubepods/burstable/podx/a\n';
+  t.notOk(firstIsOfPod('6:freezer:/\n0::/\n', own), 'cgroup v1, hostPID');
+  t.notOk(firstIsOfPod('0::/../../../init.scope\n', '0::/\n'), 'cgroup v2, hostPID');
+  t.ok(firstIsOfPod(own, own), 'cgroup v1, the first process is csi-node');
+  t.ok(firstIsOfPod(own.replace('/a\n', '/pause\n'), own), 'cgroup v1, it is the pause of its pod');
+  t.ok(firstIsOfPod('0::/\n', '0::/\n'), 'cgroup v2, the first process is csi-node');
 });
 
 t.test('a node without a freezer says so before anything happens', async (t) => {
