@@ -21,11 +21,21 @@ export function authority(folder: string, name = 'ca'): string {
 export function certificate(
   folder: string,
   name: string,
-  options: { ca?: string; dns?: string } = {},
+  options: { ca?: string; dns?: string; subject?: string } = {},
 ): { cert: string; key: string } {
-  const { ca = 'ca', dns = AGENT_TLS_NAME } = options;
+  const { ca = 'ca', dns = AGENT_TLS_NAME, subject = name } = options;
   writeFileSync(path.join(folder, `${name}.ext`), `subjectAltName=DNS:${dns}\n`);
-  openssl(folder, 'req', ...newKey, '-keyout', `${name}.key`, '-out', `${name}.csr`, '-subj', `/CN=${name}`);
+  openssl(
+    folder,
+    'req',
+    ...newKey,
+    '-keyout',
+    `${name}.key`,
+    '-out',
+    `${name}.csr`,
+    '-subj',
+    `/CN=${subject}`,
+  );
   const signed = ['-CA', `${ca}.crt`, '-CAkey', `${ca}.key`, '-CAcreateserial', '-days', '30'];
   openssl(
     folder,

@@ -20,11 +20,12 @@ export const TIME_LIMITS_S: readonly { under: string; seconds: number }[] = [
   { under: 'test/image/', seconds: 900 },
   { under: 'test/kube', seconds: 300 },
   { under: 'test/chart/', seconds: 300 },
+  { under: 'test/cluster/', seconds: 900 },
   { under: 'test/', seconds: 180 },
 ];
 
 /** Seconds that one build may take. */
-export const BUILD_LIMIT_S = 1200;
+export const BUILD_LIMIT_S = 1800;
 /** Seconds that the C++ tests may take. */
 export const CPP_LIMIT_S = 900;
 

@@ -9,8 +9,10 @@ import { delimiter, join } from 'node:path';
 export interface SystemPackage {
   /** Name in Debian. */
   name: string;
-  /** A program that it brings. */
+  /** A program (or another file) that it brings. */
   program: string;
+  /** Where that is, when it is not on the PATH. */
+  folder?: string;
   /** Suites (folders below test/) that use it. */
   suites: readonly string[];
 }
@@ -27,6 +29,12 @@ export const PACKAGES: readonly SystemPackage[] = [
   { name: 'attr', program: 'getfattr', suites: ['real'] },
   { name: 'g++-aarch64-linux-gnu', program: 'aarch64-linux-gnu-g++', suites: ['image'] },
   { name: 'qemu-user', program: 'qemu-aarch64', suites: ['image'] },
+  { name: 'containernetworking-plugins', program: 'bridge', folder: '/usr/lib/cni', suites: ['cluster'] },
+  { name: 'libseccomp-dev', program: 'seccomp.h', folder: '/usr/include', suites: ['cluster'] },
+  { name: 'pkg-config', program: 'pkg-config', suites: ['cluster'] },
+  { name: 'nftables', program: 'nft', suites: ['cluster'] },
+  { name: 'busybox-static', program: 'busybox', suites: ['cluster'] },
+  { name: 'iproute2', program: 'ip', suites: ['cluster'] },
   { name: 'xfsprogs', program: 'mkfs.xfs', suites: ['native'] },
 ];
 
@@ -48,12 +56,13 @@ export function programPath(program: string): string | null {
   return null;
 }
 
+const missing = ({ program, folder }: SystemPackage): boolean =>
+  folder === undefined ? programPath(program) === null : !existsSync(join(folder, program));
+
 /** Packages of these suites (all when none is named) whose program is missing. */
 export function missingPackages(suites: readonly string[] = []): SystemPackage[] {
   return PACKAGES.filter(
-    (one) =>
-      (suites.length === 0 || one.suites.some((suite) => suites.includes(suite))) &&
-      programPath(one.program) === null,
+    (one) => (suites.length === 0 || one.suites.some((suite) => suites.includes(suite))) && missing(one),
   );
 }
 
@@ -86,7 +95,7 @@ export function installPackages(packages: readonly SystemPackage[]): string | nu
     const text = String((error as { stderr?: Buffer }).stderr ?? error).trim();
     return `apt-get install ${names.join(' ')} failed: ${text.split('\n').slice(-2).join(' ')}`;
   }
-  const left = packages.filter((one) => programPath(one.program) === null);
+  const left = packages.filter(missing);
   return left.length === 0
     ? null
     : `still missing after the installation: ${left.map((one) => one.program).join(' ')}`;

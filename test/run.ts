@@ -19,6 +19,7 @@ import {
   SLOTS,
   TIME_LIMITS_S,
 } from './config.ts';
+import { CLUSTER_PROGRAMS } from './kube/harness/programs.ts';
 import { build, type CppResult, forgetCoverage, lineCoverage, runTests } from './runner/cpp.ts';
 import { endAll, runProgram } from './runner/process.ts';
 import { type Outcome, runSteps, type Step } from './runner/schedule.ts';
@@ -97,16 +98,25 @@ const timeLimit = (file: string): number =>
   TIME_LIMITS_S.find(({ under }) => file.startsWith(under))?.seconds ?? 120;
 
 /** Programs that are built beside everything else, and which test files wait for them. */
-const BUILDS: readonly { name: string; programs: readonly string[]; under: readonly string[] }[] = [
+const BUILDS: readonly {
+  name: string;
+  programs: readonly string[];
+  under: readonly string[];
+  needs?: readonly string[];
+}[] = [
   { name: 'kube programs', programs: [], under: ['test/kube', 'test/chart'] },
   { name: 'csi-sanity', programs: ['csi-sanity'], under: ['test/csi/sanity'] },
   { name: 'helm', programs: ['helm', 'kubeconform'], under: ['test/chart'] },
+  // After the packages: runc needs a C library.
+  { name: 'cluster programs', programs: CLUSTER_PROGRAMS, under: ['test/cluster'], needs: ['packages'] },
 ];
 const needs = (file: string, under: readonly string[]): boolean => under.some((one) => file.startsWith(one));
 
 function testFile(file: string): Step<Result> {
   return {
     name: file,
+    // A cluster is three machines' worth of work, and its time-outs are those of a cluster.
+    alone: file.startsWith('test/cluster/'),
     needs: [
       'addon',
       'C++ build',
@@ -131,16 +141,19 @@ function testFile(file: string): Step<Result> {
 }
 
 const steps: Step<Result>[] = [];
-for (const { name, programs, under } of BUILDS) {
+const builds: Step<Result>[] = [];
+for (const { name, programs, under, needs: wanted = [] } of BUILDS) {
   if (!files.some((file) => needs(file, under))) continue;
   const build = command(name, process.execPath, ['test/kube/harness/build.ts', ...programs], {
     setup: true,
     limitS: BUILD_LIMIT_S,
     last: true,
+    needs: wanted,
   });
-  steps.push({ ...build, background: true });
+  builds.push({ ...build, background: true });
 }
 steps.push(
+  ...builds.filter((step) => step.needs?.length === 0),
   command(
     'packages',
     process.execPath,
@@ -151,6 +164,7 @@ steps.push(
       last: true,
     },
   ),
+  ...builds.filter((step) => step.needs?.length !== 0),
   command('addon', process.execPath, ['native/install.mjs'], { setup: true, limitS: BUILD_LIMIT_S }),
   command('rclone', process.execPath, ['native/rclone/build.ts'], {
     setup: true,
@@ -201,9 +215,10 @@ if (whole) {
     },
   );
 }
-// The longest first: real programs, then the others.
-const real = files.filter((file) => file.startsWith('test/real/'));
-steps.push(...[...real, ...files.filter((file) => !real.includes(file))].map(testFile));
+// The longest first: real programs, then the others. What runs alone is last: a slot that waits is lost.
+const order = (file: string): number =>
+  file.startsWith('test/real/') ? 0 : file.startsWith('test/cluster/') ? 2 : 1;
+steps.push(...files.toSorted((a, b) => order(a) - order(b)).map(testFile));
 
 const total: Counts = { passed: 0, failed: 0, skipped: 0 };
 const failedSteps: string[] = [];
