@@ -171,6 +171,23 @@ export interface Native {
   removeTree(root: Bytes, path: Bytes): Promise<number>;
   /** What the file system of `directory` can do. */
   probe(directory: Bytes): Promise<{ type: string; reflink: boolean; xattrs: boolean; dev: number }>;
+  /**
+   * Makes a directory (its parent exists) that its file system can count by itself, where it can: a btrfs subvolume, or a
+   * project on XFS and ext4; else a plain one. One that is there stays as it is. @returns whether it was made now
+   */
+  makeTree(path: Bytes, mode: number): Promise<boolean>;
+  /** What is made below `directory` from now on counts as part of `tree`, where renames between them need that (XFS, ext4). */
+  joinTree(directory: Bytes, tree: Bytes): Promise<void>;
+  /**
+   * Limits a tree of `makeTree` to `bytes`; 0: no limit. Needs CAP_SYS_ADMIN. Whatever hinders it is the `reason`.
+   * @param others trees on the same disk: one of the same project must not be limited along
+   * @returns used: what counts, bytes, while it is enforced
+   */
+  limitTree(
+    tree: Bytes,
+    bytes: number,
+    others: readonly Bytes[],
+  ): Promise<{ enforced: boolean; reason: string; used: number }>;
   /** Mounts `source` (a directory) on `target` too. For csi-node; paths are absolute and resolved as mount(2) does. */
   bindMount(source: Bytes, target: Bytes): Promise<void>;
   /**

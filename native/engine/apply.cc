@@ -16,6 +16,7 @@
 #include "engine/fs.h"
 #include "engine/pack.h"
 #include "engine/record.h"
+#include "engine/size.h"
 
 namespace sv {
 
@@ -112,7 +113,9 @@ class Applier {
  public:
   explicit Applier(const ApplyOptions& options)
       : options_(options), root_(openRoot(options.root)), slots_(openRoot(options.slots)) {
-    if (!options.retired.empty()) retired_ = openRoot(options.retired);
+    if (options.retired.empty()) return;
+    retired_ = openRoot(options.retired);
+    leaves_ = inProject(openBeneath(root_.get(), "", O_RDONLY | O_DIRECTORY).get());
   }
 
   ApplyResult run() {
@@ -124,6 +127,7 @@ class Applier {
         ++result_.operations;
         crashPoint("apply.take.after");
       });
+      endTakes();
       return result_;
     }
     if (options_.phase != 2) invalid("a phase that does not exist");
@@ -275,20 +279,44 @@ class Applier {
     const auto [folder, base] = openParent(retired_.get(), o.record.path());
     // Kept already: by the first run of a redo, or by an operation before this one. The first is the right one.
     if (statAt(folder.get(), base.c_str()).present()) return;
-    const int failed = livesOn ? linkat(parent, name.c_str(), folder.get(), base.c_str(), 0)
-                               : renameat(parent, name.c_str(), folder.get(), base.c_str());
-    if (failed != 0) throwErrno(livesOn ? "linkat" : "renameat", o.record.path());
+    if (!livesOn) {
+      (void)renameOrCopy(parent, name, folder.get(), base, o.record.path());
+    } else if (linkat(parent, name.c_str(), folder.get(), base.c_str(), 0) != 0) {
+      if (errno != EXDEV) throwErrno("linkat", o.record.path());
+      copyAcross(parent, name, folder.get(), base, o.record.path());
+    }
+    if (leaves_ && old.kind == Kind::kFile) {
+      const Fd kept = tryOpenBeneath(folder.get(), base, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+      if (kept.valid()) leaveTree(kept.get());
+    }
     crashPoint("apply.retire.after");
   }
 
   void take(const Operation& o) {
     const std::string slot = slotName(o.slot);
-    if (statAt(slots_.get(), slot.c_str()).present()) return;
+    if (statAt(slots_.get(), slot.c_str()).present()) {
+      crossed_ = true;  // perhaps: by a run that was cut off
+      return;
+    }
     const auto [parent, name] = openParent(root_.get(), o.record.path());
     if (statAt(parent.get(), name.c_str()).kind != Kind::kFile) throw errnoError(ENOENT, "renameat", o.record.path());
     crashPoint("apply.take.before");
     retire(o, parent.get(), name, true);
-    if (renameat(parent.get(), name.c_str(), slots_.get(), slot.c_str()) != 0) throwErrno("renameat", o.record.path());
+    if (!renameOrCopy(parent.get(), name, slots_.get(), slot, o.record.path())) crossed_ = true;
+  }
+
+  // What could not be renamed into its slot was copied there. Its name goes once all of them are on the disk.
+  void endTakes() {
+    if (!crossed_) return;
+    syncFs(options_.slots);
+    crashPoint("apply.take.copied");
+    forEach(options_.ops, [&](const Operation& o) {
+      if (o.op != kTake) return;
+      const auto [parent, name] = tryOpenParent(root_.get(), o.record.path());
+      if (!parent.valid()) return;
+      if (statAt(parent.get(), name.c_str()).kind == Kind::kFile && unlinkat(parent.get(), name.c_str(), 0) != 0)
+        throwErrno("unlinkat", o.record.path());
+    });
   }
 
   void remove(const Operation& o) {
@@ -334,9 +362,9 @@ class Applier {
   void place(const Operation& o, int fromDirectory, const std::string& from, int parent, const std::string& name) {
     retire(o, parent, name, true);
     crashPoint("apply.put.before_rename");
-    if (renameat(fromDirectory, from.c_str(), parent, name.c_str()) != 0) throwErrno("renameat", o.record.path());
-    // Two names of one file: the rename did nothing (rename(2)).
-    (void)unlinkat(fromDirectory, from.c_str(), 0);
+    // A copy leaves the slot to the caller: two parts of a file system can reach the disk one without the other.
+    if (renameOrCopy(fromDirectory, from, parent, name, o.record.path()))
+      (void)unlinkat(fromDirectory, from.c_str(), 0);  // two names of one file: the rename did nothing (rename(2))
     crashPoint("apply.put.after_rename");
   }
 
@@ -404,11 +432,17 @@ class Applier {
     if (from.kind != Kind::kFile) throw errnoError(ENOENT, "linkat", o.arg);
     const Stat there = statAt(parent.get(), name.c_str());
     if (there.present() && there.ino == from.ino) return;
-    const std::string temporary = "tmp-hard";
-    (void)unlinkat(slots_.get(), temporary.c_str(), 0);
-    if (linkat(fromParent.get(), fromName.c_str(), slots_.get(), temporary.c_str(), 0) != 0)
-      throwErrno("linkat", o.record.path());
-    place(o, slots_.get(), temporary, parent.get(), name);
+    std::string temporary = "tmp-hard";
+    int folder = slots_.get();
+    (void)unlinkat(folder, temporary.c_str(), 0);
+    if (linkat(fromParent.get(), fromName.c_str(), folder, temporary.c_str(), 0) != 0) {
+      if (errno != EXDEV) throwErrno("linkat", o.record.path());
+      folder = parent.get();
+      temporary = kCrossingName;
+      (void)unlinkat(folder, temporary.c_str(), 0);
+      if (linkat(fromParent.get(), fromName.c_str(), folder, temporary.c_str(), 0) != 0) throwErrno("linkat", o.record.path());
+    }
+    place(o, folder, temporary, parent.get(), name);
   }
 
   // Writes the runs of a patch slot into `out` and sets the size.
@@ -550,6 +584,8 @@ class Applier {
   Fd root_;
   Fd slots_;
   Fd retired_;
+  bool leaves_ = false;   // what is retired leaves the project of the tree
+  bool crossed_ = false;  // a take was copied, or may have been
   ApplyResult result_;
 };
 

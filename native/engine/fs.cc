@@ -533,6 +533,74 @@ std::uint64_t removeTree(int root, std::string_view path) {
   return below + 1;
 }
 
+const char* const kCrossingName = ".simple-volume-crossing-7d1f6ac09b5e4e23";
+
+namespace {
+
+// The copy under the name of ours.
+void copyBeside(int fromDirectory, const std::string& from, const Stat& stat, int toDirectory, std::string_view shown) {
+  Record record;
+  stat.describe(record);
+  record.path = std::string(shown);
+  std::string packed;
+  if (stat.kind == Kind::kSymlink) {
+    record.target = readLinkAt(fromDirectory, from.c_str());
+    RecordWriter(packed).append(record);
+    if (symlinkat(record.target.c_str(), toDirectory, kCrossingName) != 0) throwErrno("symlinkat", shown);
+    setLinkMeta(toDirectory, kCrossingName, RecordView::parse(packed));
+    return;
+  }
+  const Fd in = openBeneath(fromDirectory, from, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  const Fd out(openat(toDirectory, kCrossingName, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (!out.valid()) throwErrno("openat", shown);
+  if (!cloneFile(in.get(), out.get())) {
+    CacheWindow window(out.get(), true);
+    for (std::uint64_t at = 0; at < stat.size;) {
+      const auto [begin, end] = nextData(in.get(), at, stat.size);
+      for (at = begin; at < end;) {
+        const std::uint64_t n = copyRange(in.get(), out.get(), at, std::min<std::uint64_t>(end - at, 4 << 20));
+        if (n == 0) throw errnoError(EIO, "copy_file_range", shown);  // shorter than a moment ago
+        at += n;
+        if (stat.size > kWindowBytes) window.advance(at);
+      }
+    }
+    if (ftruncate(out.get(), static_cast<off_t>(stat.size)) != 0) throwErrno("ftruncate", shown);
+    // The rename must not reach the disk before the data.
+    if (fdatasync(out.get()) != 0) throwErrno("fdatasync", shown);
+  }
+  record.xattrs = readXattrs(in.get());
+  RecordWriter(packed).append(record);
+  // What the file system does not take of this one, it did not take of the first either.
+  (void)setMeta(out.get(), RecordView::parse(packed));
+}
+
+}  // namespace
+
+void copyAcross(int fromDirectory, const std::string& from, int toDirectory, const std::string& to, std::string_view shown) {
+  const Stat stat = statAt(fromDirectory, from.c_str());
+  if (!stat.present()) throw errnoError(ENOENT, "renameat", shown);
+  if (stat.kind != Kind::kFile && stat.kind != Kind::kSymlink) return;
+  // Of a crash in the middle of this.
+  if (unlinkat(toDirectory, kCrossingName, 0) != 0 && errno != ENOENT) throwErrno("unlinkat", shown);
+  try {
+    copyBeside(fromDirectory, from, stat, toDirectory, shown);
+    if (renameat(toDirectory, kCrossingName, toDirectory, to.c_str()) != 0) throwErrno("renameat", shown);
+  } catch (...) {
+    (void)unlinkat(toDirectory, kCrossingName, 0);
+    throw;
+  }
+}
+
+bool renameOrCopy(int fromDirectory, const std::string& from, int toDirectory, const std::string& to,
+                  std::string_view shown) {
+  if (renameat(fromDirectory, from.c_str(), toDirectory, to.c_str()) == 0) return true;
+  if (errno != EXDEV) throwErrno("renameat", shown);
+  // Something is mounted on the way: that is somebody else's.
+  if (statFd(fromDirectory).mountId != statFd(toDirectory).mountId) throw errnoError(EXDEV, "renameat", shown);
+  copyAcross(fromDirectory, from, toDirectory, to, shown);
+  return false;
+}
+
 void makeParents(int root, std::string_view path) {
   for (std::size_t slash = path.find('/'); slash != std::string_view::npos; slash = path.find('/', slash + 1)) {
     const auto [parent, name] = openParent(root, path.substr(0, slash));

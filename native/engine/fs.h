@@ -167,6 +167,17 @@ void syncFile(std::string_view path);
 // entries. A file that must not be removed (EPERM) or something mounted in there (EXDEV, EBUSY) ends it with an error.
 std::uint64_t removeTree(int root, std::string_view path);
 
+// Gives a file or symbolic link a second name where no link can reach: a copy, as a clone where that works, with mode,
+// owner, attributes and mtime. It is whole and, if it is no clone, durable before it takes the name `to`, at once and
+// over whatever file is there, by a rename of a name of ours beside it. Of anything else nothing is copied.
+void copyAcross(int fromDirectory, const std::string& from, int toDirectory, const std::string& to, std::string_view shown);
+// rename(2), and where two directories are of one disk and nothing can be renamed between them (EXDEV: btrfs
+// subvolumes, XFS and ext4 projects) copyAcross(). The old name stays then, and false is returned. Never into or out of
+// a mount.
+bool renameOrCopy(int fromDirectory, const std::string& from, int toDirectory, const std::string& to, std::string_view shown);
+// The name of ours: a crash can leave it, and the next call in that directory begins by removing it.
+extern const char* const kCrossingName;
+
 // Makes the directories above `path` beneath `root` where they are missing (mode 0700).
 void makeParents(int root, std::string_view path);
 

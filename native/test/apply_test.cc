@@ -8,6 +8,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <regex>
 
 #include "engine/unpack.h"
 #include "test/transfer_support.h"
@@ -72,9 +73,20 @@ class Apply : public ::testing::Test {
   }
   // The plan again, as after a crash at its end; nothing may change.
   void redo() {
-    const std::string before = snapshot(root);
+    const std::string before = unfinished(snapshot(root));
     (void)apply(options(2));
-    EXPECT_EQ(snapshot(root), before);
+    EXPECT_EQ(unfinished(snapshot(root)), before);
+  }
+  // Where files are copied in, a redo does it again. That touches directories whose times these plans do not set.
+  static std::string unfinished(const std::string& snapshot) {
+    static const std::regex kTimes(" kind 2 (.*) mtime [0-9]+ ");
+    return test::apart() == nullptr ? snapshot : std::regex_replace(snapshot, kTimes, " kind 2 $1 ");
+  }
+  // Slots that were renamed are gone; those that had to be copied are the caller's until all is on the disk.
+  void slotsAreUsedUp() const {
+    if (test::apart() == nullptr) {
+      EXPECT_EQ(s.count("slots"), 0U);
+    }
   }
   std::string slot(std::uint64_t n, std::string_view content) {
     s.write("slots/" + slotName(n), content);
@@ -161,7 +173,7 @@ TEST_F(Apply, MakesATreeOfEveryKindWithAllItsMetadata) {
   EXPECT_EQ(describe(root, "hard").ino, describe(root, "d/f").ino);
   EXPECT_EQ(describe(root, "zero").size, 0U);  // D20
   EXPECT_EQ(describe(root, "empty").mode, 0711);
-  EXPECT_EQ(s.count("slots"), 0U);
+  slotsAreUsedUp();
   redo();
 }
 
@@ -225,7 +237,9 @@ TEST_F(Apply, FilesSwapNamesThroughSlots) {
       operation(Op::kPut, fileRecord("a", "B"), 2) + operation(Op::kPut, fileRecord("b", "A"), 1));
   EXPECT_EQ(read("a"), "B");
   EXPECT_EQ(read("b"), "A");
-  EXPECT_EQ(describe(root, "b").ino, inodeOfA);  // moved, not copied
+  if (test::apart() == nullptr) {
+    EXPECT_EQ(describe(root, "b").ino, inodeOfA);  // moved, not copied
+  }
   redo();
 }
 
@@ -257,7 +271,7 @@ TEST_F(Apply, MovedFileMeetsItsOwnHardLink) {
   run(operation(Op::kTake, fileRecord("a", "one"), 1) + operation(Op::kPut, fileRecord("b", "one"), 1));
   EXPECT_FALSE(s.has("tree/a"));
   EXPECT_EQ(read("b"), "one");
-  EXPECT_EQ(s.count("slots"), 0U);
+  slotsAreUsedUp();
 }
 
 TEST_F(Apply, A30DirectoryKeepsExcludedContentAndSaysSo) {
@@ -456,7 +470,10 @@ TEST_F(Apply, D12PatchOfACopyLeavesReadersAndOtherNamesAlone) {
   s.dir("retired");
   const std::string old = noise(1 << 20, 1);
   s.write("tree/d/db", old);
-  std::filesystem::create_hard_link(s.at("tree/d/db"), s.at("older generation"));
+  if (test::apart() == nullptr)
+    std::filesystem::create_hard_link(s.at("tree/d/db"), s.at("older generation"));
+  else
+    s.write("older generation", old);
   const Fd reader(open(s.at("tree/d/db").c_str(), O_RDONLY));
   std::string content = old;
   content.replace(70'000, 4, "NEWS");
@@ -468,7 +485,9 @@ TEST_F(Apply, D12PatchOfACopyLeavesReadersAndOtherNamesAlone) {
   std::string seen(old.size(), '\0');
   EXPECT_EQ(preadFull(reader.get(), seen.data(), seen.size(), 0), old.size());
   EXPECT_TRUE(seen == old);
-  EXPECT_EQ(s.count("slots"), 1U);  // the patch itself, until the caller has synced
+  if (test::apart() == nullptr) {
+    EXPECT_EQ(s.count("slots"), 1U);  // the patch itself, until the caller has synced
+  }
   redo();
   EXPECT_TRUE(s.read("retired/d/db") == old);
 }
@@ -594,7 +613,9 @@ std::string everything(const Scratch& s) {
   const std::string big = noise(1'300'000, 1);
   s.write("tree/db", big);
   s.write("tree/db2", big);
-  std::filesystem::create_hard_link(s.at("tree/db2"), s.at("db2 of an older generation"));
+  std::error_code apart;
+  std::filesystem::create_hard_link(s.at("tree/db2"), s.at("db2 of an older generation"), apart);
+  if (apart) std::filesystem::copy_file(s.at("tree/db2"), s.at("db2 of an older generation"));
   const auto slot = [&](std::uint64_t n, std::string_view content) { s.write("slots/" + slotName(n), content); };
   slot(10, "new");
   slot(11, "in a directory");
@@ -714,7 +735,9 @@ TEST(ApplyCrash, RedoAfterACrashAnywhereGivesTheSameTree) {
 #else
   constexpr int kAtMost = 100;
 #endif
-  for (const char* point : kPoints) {
+  std::vector<const char*> points(std::begin(kPoints), std::end(kPoints));
+  if (test::apart() != nullptr) points.push_back("apply.take.copied");
+  for (const char* point : points) {
     for (int n = 1; n <= kAtMost; ++n) {
       const std::string at = std::string(point) + ":" + std::to_string(n);
       SCOPED_TRACE(at);

@@ -15,15 +15,21 @@
 
 #include "engine/fs.h"
 #include "engine/record.h"
+#include "engine/size.h"
 
 namespace sv::test {
+
+// A folder on a disk whose trees are apart, or null: then the folder "tree" of each Scratch is one, and nothing can be
+// renamed or linked into it from outside.
+inline const char* apart() { return getenv("SIMPLE_VOLUME_TEST_APART"); }
 
 class Scratch {
  public:
   Scratch() {
-    char name[] = "/tmp/sv-test-XXXXXX";
-    if (mkdtemp(name) == nullptr) abort();
+    std::string name = std::string(apart() == nullptr ? "/tmp" : apart()) + "/sv-test-XXXXXX";
+    if (mkdtemp(name.data()) == nullptr) abort();
     path_ = name;
+    if (apart() != nullptr) (void)makeTree(at("tree"), 0755);
   }
   explicit Scratch(std::string path) : path_(std::move(path)), own_(false) {}
   ~Scratch() {
