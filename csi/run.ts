@@ -2,6 +2,7 @@
 import { existsSync, mkdirSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import type { Logger } from '../lib/core/parts.ts';
+import { native } from '../lib/native/load.ts';
 import type { CsiNodeConfig } from './config.ts';
 import { DRIVER } from './driver.ts';
 import { AgentSocket } from './freeze/agent-client.ts';
@@ -60,6 +61,8 @@ export async function startCsiNode(
       if (!hierarchy) throw new Error(`no cgroup hierarchy with a freezer below ${config.cgroupDir}`);
       return findPodCgroup(hierarchy, uid);
     },
+    limit: (tree, bytes, others) =>
+      native.limitTree(Buffer.from(tree), bytes, bytes === 0 ? [] : others().map((one) => Buffer.from(one))),
     log,
     ...(options.waitMs === undefined ? {} : { waitMs: options.waitMs }),
   });

@@ -2,7 +2,7 @@
  * The Node service: publishes a volume where it is active and nowhere else. Each call looks at what is there, plans
  * (plan.ts) and carries the steps out; a refusal changes nothing.
  */
-import { lstatSync, mkdirSync, realpathSync, rmdirSync } from 'node:fs';
+import { lstatSync, mkdirSync, readdirSync, realpathSync, rmdirSync } from 'node:fs';
 import { statfs } from 'node:fs/promises';
 import path from 'node:path';
 import type { Logger, VolumeName } from '../../lib/core/parts.ts';
@@ -34,6 +34,7 @@ import {
 } from './plan.ts';
 import { type About, PoolAgent } from './pool-agent.ts';
 import type { Records } from './records.ts';
+import { Sizes, type TreeLimit } from './sizes.ts';
 
 /** How long a publish waits until the volume may be written here: a first decision or a move is often under way. */
 const WAIT_MS = 5_000;
@@ -42,6 +43,8 @@ const AGAIN_MS = 150;
 const SETTLE_MS = 5_000;
 /** Between two looks for agents that may not be of this node. */
 const LATER_MS = 1_000;
+/** Where an agent keeps what returning nodes had, below its pool. */
+const BACKUPS = '.simple-volume-backups';
 /** kubelet's folder of a pod's volume of a CSI driver: pods/<uid>/volumes/kubernetes.io~csi/<name>/mount */
 const POD_PATH = /\/pods\/([0-9a-fA-F-]{36})\/volumes\/kubernetes\.io~csi\//;
 const POD_UID = 'csi.storage.k8s.io/pod.uid';
@@ -57,6 +60,8 @@ export interface NodeDeps {
   bootId: string;
   freezer: FreezerState;
   find(podUid: string): Freezable;
+  /** limits a tree to so many bytes, 0: to nothing. `others`: all trees of this node's pools */
+  limit(tree: string, bytes: number, others: () => string[]): Promise<TreeLimit>;
   log: Logger;
   waitMs?: number;
   reportMs?: number;
@@ -71,9 +76,15 @@ export class NodeService {
   /** volumes and targets that are being worked on */
   readonly #locks = new Map<string, Promise<void>>();
   readonly #leases = new Map<string, WriterLease>();
+  readonly #sizes: Sizes;
 
   constructor(deps: NodeDeps) {
     this.#deps = deps;
+    this.#sizes = new Sizes({
+      limit: (tree, bytes) => deps.limit(tree, bytes, () => this.#trees()),
+      clock: deps.clock,
+      log: deps.log,
+    });
     this.#agents = deps.agents.map(
       ({ socket, known }) =>
         new PoolAgent(
@@ -82,6 +93,7 @@ export class NodeService {
             clock: deps.clock,
             freezer: deps.freezer,
             written: (pool) => this.#written(pool),
+            sizes: (names) => this.#sizes.outcomes(names),
             find: deps.find,
             makeHarmless: (writer) => this.#makeHarmless(writer, writer.podUid),
             heard: (pool, leases) => this.#heard(pool, leases),
@@ -155,6 +167,27 @@ export class NodeService {
   #takeUp(about: About): void {
     this.#adopt(this.#deps.mounter.table(), about);
     for (const record of this.#deps.records.all()) if (record.pool === about.pool) this.#watch(record);
+    // A crash, of this process or the machine, leaves the limits of what was published.
+    for (const tree of liveTrees(about.path)) {
+      const name = parseVolumeId(path.relative(about.path, tree));
+      if (name) void this.#lift(name, about);
+    }
+  }
+
+  /** All trees of this node's pools, and what returning volumes had before. */
+  #trees(): string[] {
+    return this.#agents.flatMap(({ about }) =>
+      about === null
+        ? []
+        : [...liveTrees(about.path), ...below(path.join(about.path, BACKUPS)).flatMap(below).flatMap(below)],
+    );
+  }
+
+  /** Takes the limit of a volume away once nothing of it is published: what the agent writes to a copy has none. */
+  async #lift(name: VolumeName, about: About): Promise<void> {
+    const source = this.#sourceOrNull(about, name);
+    if (source !== null && this.#deps.records.of(volumeId(name)).length === 0)
+      await this.#sizes.set(nameOf(name), source, null);
   }
 
   /** Mounts of the pool below kubelet's folder that no record speaks of: the records were lost, the writers were not. */
@@ -214,6 +247,7 @@ export class NodeService {
     for (const lease of leases) {
       this.#leases.set(volumeKey(lease), lease);
       if (lease.role === 'none') continue;
+      this.#heardSize(pool, lease);
       // Pods that cannot be stopped: at least nothing is started on the old tree any more.
       for (const record of this.#deps.records.of(volumeId(lease)))
         if (
@@ -230,6 +264,15 @@ export class NodeService {
             ),
           );
     }
+  }
+
+  /** A volume that grew is given room at once. */
+  #heardSize(pool: string, lease: WriterLease): void {
+    if (lease.role !== 'active' || lease.sizeBytes === undefined) return;
+    const published = this.#deps.records.of(volumeId(lease)).some((one) => one.pool === pool && !one.moved);
+    const about = this.#agents.find((one) => one.about?.pool === pool)?.about;
+    const source = published && about ? this.#sourceOrNull(about, lease) : null;
+    if (source !== null) this.#sizes.heard(nameOf(lease), source, lease.sizeBytes);
   }
 
   /** What is mounted into this pod becomes empty and read-only, so that nothing can be started on the old tree. */
@@ -417,6 +460,9 @@ export class NodeService {
         moved: false,
         bytes: record?.bytes ?? null,
       };
+      // Before anything can be written; the volume is published whatever comes of it.
+      if (lease.sizeBytes !== undefined && steps.some((step) => step.do === 'bind'))
+        await this.#sizes.set(nameOf(name), source, lease.sizeBytes);
       for (const step of steps) {
         if (step.do === 'mkdir') mkdirSync(target, { mode: 0o750 });
         else if (step.do === 'record') {
@@ -456,6 +502,7 @@ export class NodeService {
           if (before) records.put(before);
           else records.delete(target);
         }
+        if (agent.about) await this.#lift(name, agent.about);
         if (!before && lstatSync(target, { throwIfNoEntry: false })?.isDirectory() && made) rmdirSync(target);
       }
     } catch (error) {
@@ -607,6 +654,7 @@ export class NodeService {
           const agent = this.#agents.find((one) => one.about?.pool === record?.pool);
           if (agent && record) await this.#release(agent, record);
           records.delete(target);
+          if (record && agent?.about) await this.#lift(record, agent.about);
           if (agent) await agent.reportNow();
         }
       }
@@ -679,14 +727,23 @@ export class NodeService {
     if (stackAt(this.#deps.mounter.table(), record.target).length === 0)
       notFound(`nothing is mounted at ${record.target}`);
     const { bavail, bfree, blocks, bsize, files, ffree } = await statfs(record.target);
+    // What a size is enforced on is full when that is used up, however much room the disk has.
+    const own = await this.#sizes.usage(nameOf(record));
     return {
       usage: [
-        {
-          unit: 'BYTES',
-          total: `${blocks * bsize}`,
-          available: `${bavail * bsize}`,
-          used: `${(blocks - bfree) * bsize}`,
-        },
+        own === null
+          ? {
+              unit: 'BYTES',
+              total: `${blocks * bsize}`,
+              available: `${bavail * bsize}`,
+              used: `${(blocks - bfree) * bsize}`,
+            }
+          : {
+              unit: 'BYTES',
+              total: `${own.bytes}`,
+              available: `${Math.max(0, Math.min(own.bytes - own.used, bavail * bsize))}`,
+              used: `${own.used}`,
+            },
         { unit: 'INODES', total: `${files}`, available: `${ffree}`, used: `${files - ffree}` },
       ],
     };
@@ -704,13 +761,33 @@ export class NodeService {
     return { volume_health: { volume_id: id, health_statuses } };
   }
 
-  expand(request: NodeExpandVolumeRequest__Output): object {
+  async expand(request: NodeExpandVolumeRequest__Output): Promise<object> {
     const id = needVolumeId(request.volume_id);
     if (request.volume_path === '') invalid('volume_path is required');
     const record = this.#published(id, request.volume_path);
     const bytes = Number(request.capacity_range?.required_bytes ?? 0);
     if (bytes > (record.bytes ?? 0)) this.#deps.records.put({ ...record, bytes });
+    await this.#grow(record, bytes);
     return { capacity_bytes: `${Math.max(bytes, record.bytes ?? 0)}` };
+  }
+
+  /** The new size holds when the call returns; the controller has told the agent before. */
+  async #grow(record: PublishRecord, bytes: number): Promise<void> {
+    const name = nameOf(record);
+    const agent = this.#agents.find((one) => one.about?.pool === record.pool);
+    const source = agent?.about ? this.#sourceOrNull(agent.about, name) : null;
+    if (!agent || source === null || record.moved) return;
+    let wanted: number | null | undefined;
+    try {
+      const lease = await agent.lease(name);
+      wanted = lease.role === 'active' ? lease.sizeBytes : undefined;
+    } catch {
+      const known = this.#sizes.of(name)?.bytes;
+      wanted = known === undefined ? undefined : Math.max(known, bytes);
+    }
+    if (wanted === undefined) return;
+    await this.#sizes.set(name, source, wanted);
+    await agent.reportNow();
   }
 
   async info(): Promise<object> {
@@ -744,6 +821,22 @@ export class NodeService {
     };
   }
 }
+
+/** Directories in a folder, none if there is no folder. */
+function below(folder: string): string[] {
+  try {
+    return readdirSync(folder, { withFileTypes: true }).flatMap((one) =>
+      one.isDirectory() ? [path.join(folder, one.name)] : [],
+    );
+  } catch {
+    return [];
+  }
+}
+
+const liveTrees = (pool: string): string[] =>
+  below(pool)
+    .filter((one) => !path.basename(one).startsWith('.'))
+    .flatMap(below);
 
 const nameOf = ({ namespace, volume }: VolumeName): VolumeName => ({ namespace, volume });
 

@@ -1,7 +1,7 @@
 /** One agent of this node: its pool, and everything that csi-node and it tell each other about writers. */
 import type { Logger, VolumeName } from '../../lib/core/parts.ts';
 import { volumeKey } from '../../lib/core/parts.ts';
-import type { FreezerState, WriterLease } from '../../lib/fence/types.ts';
+import type { FreezerState, SizeOutcome, WriterLease } from '../../lib/fence/types.ts';
 import type { AgentSocket } from '../freeze/agent-client.ts';
 import { type Freezable, Freezer, type WriterName } from '../freeze/freezer.ts';
 
@@ -18,6 +18,8 @@ export interface PoolAgentDeps {
   freezer: FreezerState;
   /** what is on the disk as published in this pool and may be written */
   written(pool: string): VolumeName[];
+  /** what became of their sizes */
+  sizes(names: readonly VolumeName[]): SizeOutcome[];
   find(podUid: string): Freezable;
   makeHarmless(writer: WriterName): Promise<void>;
   /** the agent's newest word about all that is published */
@@ -116,8 +118,9 @@ export class PoolAgent {
       writers.set(volumeKey({ namespace, volume }), { namespace, volume });
     this.#reportedAt = this.#deps.clock();
     try {
+      const names = [...writers.values()];
       const reply = await this.#deps.socket.report(
-        { at: this.#now(), writers: [...writers.values()], freezer: this.#deps.freezer },
+        { at: this.#now(), writers: names, freezer: this.#deps.freezer, sizes: this.#deps.sizes(names) },
         signal,
       );
       this.problem = null;

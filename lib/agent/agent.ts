@@ -21,14 +21,17 @@ import {
   type PoolSpace,
   type Puller,
   type ServedVolume,
+  type SizeStatus,
   type SourceStatus,
   type SyncRequest,
   type VolumeName,
   volumeKey,
 } from '../core/parts.ts';
 import { AGENT_TLS_NAME } from '../core/tls.ts';
+import type { SizeOutcome, WriterLease } from '../fence/types.ts';
 import { native } from '../native/load.ts';
 import type { Native, Watcher } from '../native/types.ts';
+import { makeLive } from '../replica/live.ts';
 import { mountsOf } from '../replica/mounts.ts';
 import { ReplicaVolume } from '../replica/replica-volume.ts';
 import { Beats } from '../source/beats.ts';
@@ -123,6 +126,8 @@ export class Agent implements AgentApi {
   #stopped = false;
   #renewal: TlsRenewal | null = null;
   #trash: Promise<void> = Promise.resolve();
+  /** what csi-node said last about the limits of what is published */
+  #sizes = new Map<string, SizeOutcome>();
 
   private constructor(config: AgentConfig, version: string) {
     this.#config = config;
@@ -423,6 +428,7 @@ export class Agent implements AgentApi {
         bootId: bootId(),
         puller: this.#puller,
         isActive: () => entry.role === 'active',
+        countTrees: this.#config.sizeEnforcement === 'auto',
         poolProblem: () => this.#open?.pool.problem() ?? null,
         onPull: (outcome) => {
           this.#metrics.pulls.inc({ outcome });
@@ -508,6 +514,9 @@ export class Agent implements AgentApi {
         targets: delivery.status(),
       };
     },
+    sizeStatus: (entry) => this.#sizeOf(entry),
+    makeLive: (entry, mode) =>
+      makeLive(this.#native, entry.paths.live, { mode, counted: this.#config.sizeEnforcement === 'auto' }),
     roleChanged: (entry, role, epoch) => this.#fencing.changed(entry, role, epoch),
     dropReaders: async (name) => {
       await this.#offers.dropVolume(name);
@@ -609,7 +618,40 @@ export class Agent implements AgentApi {
 
   fencing(): FenceApi {
     this.#need();
-    return this.#fencing;
+    const fencing = this.#fencing;
+    const sized = (lease: WriterLease): WriterLease => ({ ...lease, sizeBytes: this.#limitOf(lease) });
+    return {
+      beat: (request) => fencing.beat(request),
+      poll: (request) => fencing.poll(request),
+      consent: (request) => fencing.consent(request),
+      release: (request) => fencing.release(request),
+      report: (request) => {
+        this.#sizes = new Map((request.sizes ?? []).map((one) => [volumeKey(one), one]));
+        const reply = fencing.report(request);
+        return { ...reply, volumes: reply.volumes.map(sized) };
+      },
+      announce: (request) => sized(fencing.announce(request)),
+      lease: (name) => sized(fencing.lease(name)),
+    };
+  }
+
+  /** What csi-node is to limit a published tree to, bytes; null: nothing. */
+  #limitOf({ role, ...name }: WriterLease): number | null {
+    const entry = this.#open?.volumes.get(volumeKey(name));
+    return role === 'active' && this.#config.sizeEnforcement === 'auto' ? (entry?.bytes ?? null) : null;
+  }
+
+  #sizeOf(entry: VolumeEntry): SizeStatus {
+    const { bytes } = entry;
+    const not = (enforced: false | null, reason: string): SizeStatus => ({ bytes, enforced, reason });
+    if (bytes === null) return not(false, 'no size is recorded for it');
+    if (this.#config.sizeEnforcement === 'off') return not(false, 'size enforcement is off for this pool');
+    const outcome = this.#sizes.get(volumeKey(entry));
+    if (!outcome) return not(null, 'no pod of this node has it; the limit is set when one gets it');
+    if (!outcome.enforced) return not(false, outcome.reason);
+    return outcome.bytes === bytes
+      ? { bytes, enforced: true, reason: '' }
+      : not(false, `the limit is still ${outcome.bytes} bytes`);
   }
 
   beat(request: Beat): BeatReply {

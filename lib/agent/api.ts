@@ -17,6 +17,8 @@ import type { Fencing } from './fencing.ts';
 
 export interface WatchStart extends VolumeName {
   epoch: number | null;
+  /** size as the claim has it; null: not said, what is known stays */
+  bytes: number | null;
   /** how replicas reach this agent; null: its own addresses */
   sourceUrl: string | null;
   sourceWebdavUrl: string | null;

@@ -14,6 +14,9 @@ export interface Address {
   port: number;
 }
 
+export const SIZE_ENFORCEMENTS = ['auto', 'off'] as const;
+export type SizeEnforcement = (typeof SIZE_ENFORCEMENTS)[number];
+
 export interface AgentConfig {
   node: string;
   poolName: string;
@@ -41,6 +44,8 @@ export interface AgentConfig {
   tls: TlsFiles | null;
   /** PEM authorities for other agents that serve TLS; null: the system's */
   caFile: string | null;
+  /** auto: the pool's file system holds volumes to their size where it can */
+  sizeEnforcement: SizeEnforcement;
   /** rclone processes at the same time */
   pulls: number;
   /** read ahead of each of them, bytes */
@@ -175,6 +180,13 @@ export const OPTIONS: Option[] = [
     help: 'PEM authorities that other agents are checked against',
   },
   {
+    flag: 'size-enforcement',
+    value: SIZE_ENFORCEMENTS.join('|'),
+    env: 'SIMPLE_VOLUME_SIZE_ENFORCEMENT',
+    help: "hold volumes to their size where the pool's file system can (btrfs, XFS, ext4); csi-node sets the limits",
+    fallback: 'auto',
+  },
+  {
     flag: 'pulls',
     value: 'N',
     env: 'SIMPLE_VOLUME_PULLS',
@@ -301,6 +313,9 @@ export function parseConfig(
   const pulls = need('pulls');
   if (!/^\d{1,2}$/.test(pulls) || Number(pulls) < 1 || Number(pulls) > 16)
     bad('pulls', `must be a whole number from 1 to 16; got ${JSON.stringify(pulls)}`);
+  const sizes = need('size-enforcement');
+  if (!(SIZE_ENFORCEMENTS as readonly string[]).includes(sizes))
+    bad('size-enforcement', `must be one of ${SIZE_ENFORCEMENTS.join(', ')}; got ${JSON.stringify(sizes)}`);
   const bandwidth = need('pull-bandwidth').trim();
   const advertise = get('advertise');
   const socket = get('socket');
@@ -340,6 +355,7 @@ export function parseConfig(
     leaseMs: parseDuration(need('lease'), '--lease', MIN_LEASE_MS, MAX_LEASE_MS),
     socket: socket === null ? null : resolve(socket),
     tls,
+    sizeEnforcement: sizes as SizeEnforcement,
     pulls: Number(pulls),
     pullBufferBytes: parseSize(need('pull-buffer'), '--pull-buffer', 0, 64 * MiB),
     pullBytesPerSecond:

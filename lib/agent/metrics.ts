@@ -38,6 +38,12 @@ export function createMetrics(version: string): AgentMetrics {
   );
   const entries = gauge('volume_entries', 'Entries of the newest generation', V);
   const bytes = gauge('volume_bytes', 'Bytes of the newest generation', V);
+  const size = gauge('volume_size_bytes', 'Size of the volume as its claim has it; absent: none', V);
+  const enforced = gauge(
+    'volume_size_enforced',
+    '1 when the file system holds the volume to its size, 0 when it does not; absent while it is not published',
+    V,
+  );
   const pending = gauge('source_pending_changes', 'Changed paths that no generation holds yet', V);
   const pendingAge = gauge(
     'source_oldest_pending_seconds',
@@ -84,6 +90,8 @@ export function createMetrics(version: string): AgentMetrics {
     generation,
     entries,
     bytes,
+    size,
+    enforced,
     pending,
     pendingAge,
     directories,
@@ -121,6 +129,8 @@ export function createMetrics(version: string): AgentMetrics {
         bytes.set(labels, v.bytes);
         for (const c of v.conditions) condition.set({ ...labels, type: c.type }, 1);
         if (v.role === 'active') {
+          if (v.size?.bytes != null) size.set(labels, v.size.bytes);
+          if (v.size?.enforced != null) enforced.set(labels, v.size.enforced ? 1 : 0);
           pending.set(labels, v.pending);
           pendingAge.set(labels, (v.pendingMs ?? 0) / 1000);
           directories.set(labels, v.watch.directories);

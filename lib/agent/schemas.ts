@@ -62,10 +62,14 @@ export const ID_PARAMS = object({ id: { type: 'string', pattern: '^[0-9a-zA-Z_-]
 
 const ownership = { ownerUid: ID32, ownerGid: ID32, fileMode: MODE, dirMode: MODE } as const;
 
+/** Sizes of volumes, bytes. */
+const BYTES = { type: 'integer', minimum: 1, maximum: Number.MAX_SAFE_INTEGER } as const;
+
 export const WATCH_START = object(
   {
     ...name,
     epoch: EPOCH,
+    bytes: BYTES,
     source: object({ url: URL_TEXT, webdavUrl: URL_TEXT }, []),
     targets: {
       type: 'array',
@@ -188,8 +192,6 @@ export const REMOVE = object(
   ['namespace', 'volume', 'epoch'],
 );
 
-/** Sizes of volumes, bytes. */
-const BYTES = { type: 'integer', minimum: 1, maximum: Number.MAX_SAFE_INTEGER } as const;
 export const SIZE = object({ ...name, bytes: BYTES }, ['namespace', 'volume', 'bytes']);
 
 const FENCING = { type: 'string', enum: ['lease', 'none'] } as const;
@@ -256,6 +258,12 @@ export const WRITER_REPORT = object(
         cgroup: { anyOf: [{ type: 'string', enum: ['v1', 'v2'] }, { type: 'null' }] },
       },
       ['possible', 'reason', 'cgroup'],
+    ),
+    sizes: many(
+      object(
+        { ...name, bytes: BYTES, enforced: { type: 'boolean' }, reason: { type: 'string', maxLength: 1024 } },
+        ['namespace', 'volume', 'bytes', 'enforced', 'reason'],
+      ),
     ),
   },
   ['at', 'writers', 'freezer'],

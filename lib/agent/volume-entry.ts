@@ -6,6 +6,7 @@ import { SimpleVolumeError } from '../core/errors.ts';
 import type {
   Logger,
   ServedVolume,
+  SizeStatus,
   SourceStatus,
   SyncRequest,
   VolumeName,
@@ -29,6 +30,9 @@ export interface VolumeParts {
   startDelivery(entry: VolumeEntry, watch: WatchStart): void;
   stopDelivery(entry: VolumeEntry): Promise<void>;
   withTargets(entry: VolumeEntry, status: SourceStatus): SourceStatus;
+  sizeStatus(entry: VolumeEntry): SizeStatus;
+  /** makes the live tree if it is not there */
+  makeLive(entry: VolumeEntry, mode: number): Promise<void>;
   /** a role or an epoch was made durable */
   roleChanged(entry: VolumeEntry, role: Role, epoch: number): void;
   /** transfers and browse readings of this volume end */
@@ -98,7 +102,10 @@ export class VolumeEntry implements VolumeName {
 
   status(): VolumeStatus {
     if (this.role === 'active' && this.#source)
-      return this.#parts.withTargets(this, this.#source.status() as SourceStatus);
+      return {
+        ...this.#parts.withTargets(this, this.#source.status() as SourceStatus),
+        size: this.#parts.sizeStatus(this),
+      };
     if (this.#replica) return this.#replica.status();
     throw new SimpleVolumeError('NOT_READY', `the volume ${volumeKey(this)} is not open yet`);
   }
@@ -237,7 +244,7 @@ export class VolumeEntry implements VolumeName {
         throw new SimpleVolumeError('HELD', `${live} exists and is no empty directory`, { path: live });
       const parent = dirname(live);
       await mkdir(parent, { recursive: true, mode: NAMESPACE_MODE });
-      if (!there) await mkdir(live, { mode: LIVE_MODE });
+      await this.#parts.makeLive(this, LIVE_MODE);
       await chmod(live, LIVE_MODE); // umask(2) took its part
       for (const path of [live, parent, dirname(parent)]) syncDirectory(path);
       await this.#setBytes(bytes);
@@ -288,7 +295,9 @@ export class VolumeEntry implements VolumeName {
           `${this.paths.live} is no directory: the volume is not on this node, and it is never created by a watch`,
           { path: this.paths.live },
         );
-      const watch: WatchStart = { ...request, epoch };
+      // The size is no part of the watch: another one starts nothing anew.
+      if ((request.bytes ?? 0) > (this.bytes ?? 0)) await this.#setBytes(request.bytes as number);
+      const watch: WatchStart = { ...request, epoch, bytes: null };
       if (active && this.#source && this.watch && JSON.stringify(this.watch) === JSON.stringify(watch))
         return this.status();
       if (this.#replica) {

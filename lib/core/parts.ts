@@ -171,6 +171,16 @@ export interface PoolSpace {
   totalBytes: number;
 }
 
+/** What becomes of the size that a volume was made with, on its active node. */
+export interface SizeStatus {
+  /** as its claim has it; null: no size is recorded here */
+  bytes: number | null;
+  /** whether the file system holds the volume to it; null: it is not published here, so no limit was set yet */
+  enforced: boolean | null;
+  /** why it is not, or not yet; empty when it is */
+  reason: string;
+}
+
 export interface SourceStatus extends VolumeName {
   role: 'active';
   state: 'starting' | 'scanning' | 'watching' | 'sealing' | 'held' | 'stopped' | 'failed';
@@ -185,6 +195,7 @@ export interface SourceStatus extends VolumeName {
   entries: number;
   bytes: number;
   policy: VolumePolicy;
+  size?: SizeStatus;
   targets: TargetStatus[];
   conditions: Condition[];
   watch: { directories: number; unwatched: number; overflows: number; events: number };

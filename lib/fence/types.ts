@@ -154,6 +154,15 @@ export interface WriterReport {
   at: number;
   writers: VolumeName[];
   freezer: FreezerState;
+  /** what became of the size of each of them, as far as a limit was tried; absent: an older csi-node */
+  sizes?: SizeOutcome[];
+}
+export interface SizeOutcome extends VolumeName {
+  /** the limit that was asked for */
+  bytes: number;
+  enforced: boolean;
+  /** why it is not enforced */
+  reason: string;
 }
 export interface WriterReportReply {
   node: string;
@@ -174,4 +183,6 @@ export interface WriterLease extends VolumeName {
   released: boolean;
   /** how long the writer may run, counted from when the question was sent; null: without end; 0: not at all */
   remainingMs: number | null;
+  /** what the tree is to be limited to, bytes; null: to nothing; absent: nothing is said of it */
+  sizeBytes?: number | null;
 }

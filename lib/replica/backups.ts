@@ -6,6 +6,7 @@ import type { VolumeStore } from '../core/store.ts';
 import type { Native } from '../native/types.ts';
 import { ASIDE, HELD } from './apply.ts';
 import { crashPoint } from './crash.ts';
+import { makeLive } from './live.ts';
 
 const STAMP = /^\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}Z(?:\.\d{1,3})?$/;
 
@@ -108,6 +109,8 @@ export interface AsideDeps {
   live: string;
   backups: string;
   now: number;
+  /** the new tree can be held to a size */
+  countTrees: boolean;
 }
 
 /**
@@ -130,7 +133,7 @@ export async function moveAside(d: AsideDeps): Promise<Aside> {
     if (!(await exists(to))) await rename(d.live, to);
     crashPoint('replica.aside.renamed');
     // the new tree is as closed as the old one was; the restore sets what the root shall have
-    await mkdir(d.live, { recursive: true, mode: 0o700 });
+    await makeLive(d.native, d.live, { mode: 0o700, counted: d.countTrees });
     await d.native.syncFile(Buffer.from(dirname(d.live)));
     await d.native.syncFile(Buffer.from(d.backups));
     const moved: Aside = { stamp: aside.stamp, state: 'moved' };

@@ -59,6 +59,8 @@ export interface ReplicaOptions {
   limits?: Partial<ReplicaLimits>;
   /** told of each attempt that ended */
   onPull?: (outcome: 'done' | 'failed') => void;
+  /** live trees are made so that they can be held to a size, where the file system can; default true */
+  countTrees?: boolean;
   tryName?: typeof tryName;
 }
 
@@ -133,6 +135,7 @@ export class ReplicaVolume implements ServedVolume {
       mountsOf: o.mountsOf ?? mountsHere,
       poolProblem: o.poolProblem ?? (() => null),
       floorBytes: this.#limits.floorBytes,
+      countTrees: o.countTrees ?? true,
     };
   }
 
@@ -144,7 +147,11 @@ export class ReplicaVolume implements ServedVolume {
     this.#fresh.load(this.#store.meta<SavedFreshness>('freshness'));
     this.#reload();
     if (this.#store.meta<Aside>(ASIDE)?.state === 'moving')
-      await moveAside({ ...applyDeps(this.#d), now: this.#clock.now() });
+      await moveAside({
+        ...applyDeps(this.#d),
+        now: this.#clock.now(),
+        countTrees: this.#d.countTrees,
+      });
     try {
       await this.#finishJournal();
       if (!this.#store.meta<Journal>(JOURNAL)) await clearIncoming(this.#d.native, this.#d.paths.incoming);

@@ -38,6 +38,7 @@ import {
 } from './apply.ts';
 import { type Aside, hasEntries, moveAside, newStamp } from './backups.ts';
 import { fetchContents, hasSlot, Verified } from './fetch.ts';
+import { makeLive } from './live.ts';
 import type { NameCheck } from './names.ts';
 import { NAMED, Plan } from './plan.ts';
 import { NativeDisk, walkAll, walkDifference } from './walk.ts';
@@ -56,6 +57,8 @@ export interface SyncDeps {
   poolProblem(): string | null;
   /** bytes that stay free on the file system */
   floorBytes: number;
+  /** live trees are made so that they can be held to a size */
+  countTrees: boolean;
 }
 
 export interface Attempt {
@@ -150,7 +153,12 @@ export async function attempt(d: SyncDeps, a: Attempt): Promise<Reached> {
       checkPlace(d);
       signal.throwIfAborted();
       if (store.meta(ASIDE) || (await hasEntries(d.paths.live))) {
-        const aside = await moveAside({ ...applyDeps(d), live: d.paths.live, now: d.clock.now() });
+        const aside = await moveAside({
+          ...applyDeps(d),
+          live: d.paths.live,
+          now: d.clock.now(),
+          countTrees: d.countTrees,
+        });
         d.log.warn(
           { backup: aside.stamp, offered: formatGeneration(offer.generation) },
           'this node was written to under an older epoch, or holds a state that is not on the line of the source: its tree is kept in the backups and restored anew',
@@ -220,7 +228,10 @@ async function pull(d: SyncDeps, a: Attempt, offer: Offer, held: Held | null): P
   let plan: Plan | null = null;
   try {
     // never made before a source has something for it; the root's own mode and owner come with the state
-    if (!offer.base) await mkdir(live, { recursive: true, mode: 0o700 });
+    if (!offer.base) await makeLive(native, live, { mode: 0o700, counted: d.countTrees });
+    // What is pulled now is renamed into the tree.
+    for (const folder of [incoming, join(incoming, 'slots')])
+      await native.joinTree(Buffer.from(folder), Buffer.from(live));
     const disk = new NativeDisk(native, Buffer.from(live));
     const filter = native.compileFilter(
       request.policy.includePaths.map((p) => Buffer.from(p)),

@@ -95,7 +95,11 @@ class Held extends SimpleVolumeError {
 interface RootIdentity {
   dev: string;
   ino: string;
+  /** when it was made, for btrfs subvolumes: their roots all have the same inode number */
+  born?: string;
 }
+/** BTRFS_FIRST_FREE_OBJECTID, linux/btrfs_tree.h */
+const SUBVOLUME_INO = 256n;
 
 type State = SourceStatus['state'];
 
@@ -295,7 +299,9 @@ export class SourceVolume implements ServedVolume {
   async #identity(): Promise<RootIdentity | null> {
     try {
       const s = await stat(this.#live, { bigint: true });
-      return s.isDirectory() ? { dev: String(s.dev), ino: String(s.ino) } : null;
+      if (!s.isDirectory()) return null;
+      const root = { dev: String(s.dev), ino: String(s.ino) };
+      return s.ino === SUBVOLUME_INO ? { ...root, born: String(s.birthtimeNs) } : root;
     } catch (error) {
       const { code } = error as NodeJS.ErrnoException;
       if (code === 'ENOENT' || code === 'ENOTDIR') return null;
@@ -316,7 +322,9 @@ export class SourceVolume implements ServedVolume {
     const other = this.#root
       ? this.#root.dev !== now.dev || this.#root.ino !== now.ino
       : // Device numbers may change with a reboot.
-        stored !== undefined && stored.epoch === this.#epoch && stored.ino !== now.ino;
+        stored !== undefined &&
+        stored.epoch === this.#epoch &&
+        (stored.ino !== now.ino || stored.born !== now.born);
     if (other && !this.#forced.delete('RootChanged'))
       throw new Held(
         'RootChanged',
@@ -339,7 +347,7 @@ export class SourceVolume implements ServedVolume {
         throw new Held('RootChanged', `the volume's directory ${this.#deps.paths.live} is being replaced`);
     }
     this.#root = now;
-    if (!stored || stored.epoch !== this.#epoch || stored.ino !== now.ino)
+    if (!stored || stored.epoch !== this.#epoch || stored.ino !== now.ino || stored.born !== now.born)
       this.#store.setMeta('root', { ...now, epoch: this.#epoch });
     // What happened before the watch: compared with the index, nothing is taken as given.
     watcher.putBack(watchNumber, encodeMarks([WHOLE]));

@@ -108,6 +108,14 @@ SizeLimit limitSubvolume(int fd, std::uint64_t bytes) {
   lookup.objectid = BTRFS_FIRST_FREE_OBJECTID;
   if (sizeCalls().ioctl(fd, BTRFS_IOC_INO_LOOKUP, &lookup) != 0) return refused(failed("the subvolume's number cannot be read"));
 
+  const auto used = [&] {
+    return quotaItem<btrfs_qgroup_info_item>(fd, BTRFS_QGROUP_INFO_KEY, lookup.treeid).value_or(btrfs_qgroup_info_item{}).rfer;
+  };
+  const auto set = quotaItem<btrfs_qgroup_limit_item>(fd, BTRFS_QGROUP_LIMIT_KEY, lookup.treeid);
+  const bool limited = set && (set->flags & BTRFS_QGROUP_LIMIT_MAX_RFER) != 0;
+  if (bytes == 0 && set && !limited) return {};
+  if (bytes != 0 && limited && set->max_rfer == bytes) return {true, "", used()};
+
   btrfs_ioctl_qgroup_limit_args limit{};
   limit.qgroupid = lookup.treeid;
   limit.lim.flags = BTRFS_QGROUP_LIMIT_MAX_RFER;
@@ -123,8 +131,7 @@ SizeLimit limitSubvolume(int fd, std::uint64_t bytes) {
       return refused(failed("btrfs does not take the limit"));
   }
   if (bytes == 0) return {};
-  const auto info = quotaItem<btrfs_qgroup_info_item>(fd, BTRFS_QGROUP_INFO_KEY, lookup.treeid);
-  return {true, "", info ? info->rfer : 0};
+  return {true, "", used()};
 }
 
 // ---- XFS and ext4

@@ -9,6 +9,7 @@ import { parseMode, parseRelativePath } from './fields.ts';
 
 interface StartBody extends VolumeName {
   epoch?: number;
+  bytes?: number;
   source?: { url?: string; webdavUrl?: string };
   targets: { url: string; token: string; node?: string }[];
   includePaths?: string[];
@@ -36,6 +37,7 @@ export function parseWatchStart(body: StartBody): WatchStart {
     namespace: body.namespace,
     volume: body.volume,
     epoch: body.epoch ?? null,
+    bytes: body.bytes ?? null,
     sourceUrl: body.source?.url ? parseUrl(body.source.url, 'source.url') : null,
     sourceWebdavUrl: body.source?.webdavUrl ? parseUrl(body.source.webdavUrl, 'source.webdavUrl') : null,
     targets: body.targets.map((t, i) => ({
