@@ -228,7 +228,8 @@ class Applier {
       if (o.op != kPut) return;
       // Repeated, the removal would hit what the first run put there.
       if (removed.count(key(path)) != 0) invalid("removes and puts " + printablePath(path));
-      if (!statAt(slots_.get(), slotName(o.slot).c_str()).present() && !isPut(there, o.record))
+      if (!statAt(slots_.get(), slotName(o.slot).c_str()).present() &&
+          !statAt(slots_.get(), putName(o.slot).c_str()).present() && !isPut(there, o.record))
         throw errnoError(ENOENT, "openat2", slotName(o.slot));
     });
   }
@@ -240,6 +241,20 @@ class Applier {
     const bool time = there.mtimeNs == record.mtimeNs() ||
                       (there.mtimeNs % kSecond == 0 && there.mtimeNs / kSecond == record.mtimeNs() / kSecond);
     return there.kind == Kind::kFile && there.size == record.size() && time;
+  }
+
+  // A slot that was copied to its place, not renamed: kept, since the copy can be lost in a crash that this name outlives.
+  static std::string putName(std::uint64_t slot) { return slotName(slot) + ".put"; }
+
+  static bool sameContent(int a, int b) {
+    std::vector<char> one(256 * 1024);
+    std::vector<char> two(one.size());
+    for (std::uint64_t at = 0;;) {
+      const std::size_t n = preadFull(a, one.data(), one.size(), at);
+      if (preadFull(b, two.data(), two.size(), at) != n || std::memcmp(one.data(), two.data(), n) != 0) return false;
+      if (n < one.size()) return true;
+      at += n;
+    }
   }
 
   // Throws ENOTEMPTY with the path of the first entry below `path` that is not to be removed.
@@ -359,12 +374,18 @@ class Applier {
     crashPoint("apply.mkdir.after");
   }
 
-  void place(const Operation& o, int fromDirectory, const std::string& from, int parent, const std::string& name) {
-    retire(o, parent, name, true);
+  void place(const Operation& o, int fromDirectory, const std::string& from, int parent, const std::string& name,
+             bool keepOld = true) {
+    if (keepOld) retire(o, parent, name, true);
     crashPoint("apply.put.before_rename");
-    // A copy leaves the slot to the caller: two parts of a file system can reach the disk one without the other.
-    if (renameOrCopy(fromDirectory, from, parent, name, o.record.path()))
-      (void)unlinkat(fromDirectory, from.c_str(), 0);  // two names of one file: the rename did nothing (rename(2))
+    if (renameOrCopy(fromDirectory, from, parent, name, o.record.path())) {
+      // Two names of one file: the rename did nothing (rename(2)).
+      (void)unlinkat(fromDirectory, from.c_str(), 0);
+    } else if (o.op == kPut) {
+      crashPoint("apply.put.copied");
+      const std::string done = putName(o.slot);
+      if (renameat(fromDirectory, from.c_str(), fromDirectory, done.c_str()) != 0) throwErrno("renameat", done);
+    }
     crashPoint("apply.put.after_rename");
   }
 
@@ -402,14 +423,25 @@ class Applier {
     const bool waiting = fd.valid();
     if (!waiting) {
       if (errno != ENOENT) throwErrno("openat2", slot);
+      const Fd copied = tryOpenBeneath(slots_.get(), putName(o.slot), O_RDONLY | O_NOFOLLOW);
+      if (copied.valid()) {
+        // By a run before this one, which kept what was there before. Is it still there?
+        const Stat there = statAt(parent.get(), name.c_str());
+        if (!isPut(there, o.record) || !sameContent(copied.get(), openKnown(o, Kind::kFile, O_RDONLY).get()))
+          copyAcross(slots_.get(), putName(o.slot), parent.get(), name, o.record.path());
+      }
       fd = openKnown(o, Kind::kFile, O_RDONLY);
       if (!isPut(statFd(fd.get()), o.record)) throw errnoError(ENOENT, "openat2", slot);
     }
+    // What stands there may be this very content, of a run that was cut off right after it was copied: no old version.
+    bool old = true;
+    if (waiting && o.keepOld && retired_.valid() && isPut(statAt(parent.get(), name.c_str()), o.record))
+      old = !sameContent(fd.get(), openKnown(o, Kind::kFile, O_RDONLY).get());
     setMetaCounted(fd.get(), o.record);
     // Its slot is on the disk since the plan is: a long seed must not push everything else out of memory.
     if (o.record.kind() == Kind::kFile && o.record.size() > kDropBytes)
       (void)posix_fadvise(fd.get(), 0, 0, POSIX_FADV_DONTNEED);
-    if (waiting) place(o, slots_.get(), slot, parent.get(), name);
+    if (waiting) place(o, slots_.get(), slot, parent.get(), name, old);
   }
 
   void symlink(const Operation& o) {
