@@ -106,7 +106,7 @@ const BUILDS: readonly {
 }[] = [
   { name: 'kube programs', programs: [], under: ['test/kube', 'test/chart'] },
   { name: 'csi-sanity', programs: ['csi-sanity'], under: ['test/csi/sanity'] },
-  { name: 'helm', programs: ['helm', 'kubeconform'], under: ['test/chart'] },
+  { name: 'helm', programs: ['helm', 'kubeconform', 'monitoring-check'], under: ['test/chart'] },
   // After the packages: runc needs a C library.
   { name: 'cluster programs', programs: CLUSTER_PROGRAMS, under: ['test/cluster'], needs: ['packages'] },
 ];

@@ -108,6 +108,7 @@ export const OTHER: Values = {
   ],
   'monitoring.serviceMonitor': true,
   'monitoring.rules': true,
+  'monitoring.dashboard': true,
   'monitoring.labels': { release: 'prometheus' },
 };
 

@@ -9,6 +9,7 @@ export const ETCD_VERSION = '3.7.3';
 export const CSI_SANITY_VERSION = '5.6.0';
 export const HELM_VERSION = '3.22.0';
 export const KUBECONFORM_VERSION = '0.8.0';
+export const PROMETHEUS_OPERATOR_VERSION = '0.88.0';
 export const CONTAINERD_VERSION = '2.4.2';
 export const RUNC_VERSION = '1.4.0';
 export const CSI_PROVISIONER_VERSION = '6.4.0';
@@ -82,6 +83,13 @@ export const MODULES: readonly ProgramModule[] = [
     version: `kubeconform ${KUBECONFORM_VERSION}`,
     linkerFlags: `-s -w -X main.version=v${KUBECONFORM_VERSION}`,
     packages: { kubeconform: 'github.com/yannh/kubeconform/cmd/kubeconform' },
+    alone: true,
+  },
+  {
+    folder: path.join(SOURCES, 'monitoring-check'),
+    version: `monitoring-check ${PROMETHEUS_OPERATOR_VERSION}`,
+    linkerFlags: '-s -w',
+    packages: { 'monitoring-check': '.' },
     alone: true,
   },
   {
