@@ -1,20 +1,26 @@
 /** The chart and a real API server: what it admits, what it knows of every field, and what helm keeps from one release to the next. */
-import { execFileSync } from 'node:child_process';
+import { execFileSync, spawn } from 'node:child_process';
 import { createPrivateKey, X509Certificate } from 'node:crypto';
-import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
+import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import http from 'node:http';
+import https from 'node:https';
+import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import t from 'tap';
 import { AGENT_TLS_NAME } from '../../lib/core/tls.ts';
-import { kubeProgram, noKube } from '../kube/harness/programs.ts';
-import { KubeServer } from '../kube/harness/server.ts';
+import { waitFor } from '../../lib/local/cluster.ts';
+import { kubeProgram, NO_RBAC_PROXY, noKube, rbacProxy } from '../kube/harness/programs.ts';
+import { freePort, KubeServer } from '../kube/harness/server.ts';
 import {
   CHART,
+  type Container,
   flagsOf,
   helm,
   NAMESPACE,
   type Plain,
   parse,
+  pick,
   podsOf,
   RELEASE,
   SETS,
@@ -280,6 +286,98 @@ spec: { claimName: demo, volumeName: pvc-1, storageClassName: simple-volume, poo
     release({});
     t.strictSame(await dataOf('sv-agents'), mended);
   });
+
+  const proxy = rbacProxy();
+  await t.test(
+    'kube-rbac-proxy runs with the arguments, the file and the certificate that are rendered',
+    { skip: proxy === null && NO_RBAC_PROXY },
+    async (t) => {
+      const folder = mkdtempSync(path.join(tmpdir(), 'sv-proxy-'));
+      const objects = parse(template());
+      const at = (name: string): string => path.join(folder, name);
+      const secret = pick(objects, 'Secret/sv-trigger').data;
+      for (const name of ['tls.crt', 'tls.key', 'ca.crt'])
+        writeFileSync(at(name), Buffer.from(secret[name], 'base64'), { mode: 0o600 });
+      writeFileSync(at('config.yaml'), pick(objects, 'ConfigMap/sv-trigger').data['config.yaml']);
+      const upstream = http.createServer((request, response) => response.end(`seen ${request.url}\n`));
+      await new Promise<void>((resolve) => upstream.listen(0, '127.0.0.1', resolve));
+      const [port, health] = [await freePort(), await freePort()];
+      const containers = podsOf(objects).get('sv-controller').spec.containers as Container[];
+      const args = containers
+        .find((one) => one.name === 'kube-rbac-proxy')
+        ?.args.map((one) =>
+          one
+            .replace(/\/(proxy|trigger-tls)\//, `${folder}/`)
+            .replace(':8443', `:${port}`)
+            .replace('=8444', `=${health}`)
+            .replace(':8082', `:${(upstream.address() as AddressInfo).port}`),
+        ) as string[];
+      const child = spawn(
+        'setpriv',
+        ['--pdeathsig', 'KILL', proxy as string, ...args, `--kubeconfig=${server.kubeconfig}`],
+        { stdio: ['ignore', 'ignore', 'pipe'] },
+      );
+      let said = '';
+      child.stderr.on('data', (chunk: Buffer) => {
+        said += chunk;
+      });
+      const ended = new Promise((resolve) => child.on('exit', resolve));
+      t.teardown(async () => {
+        child.kill('SIGKILL');
+        await ended;
+        upstream.close();
+        rmSync(folder, { recursive: true, force: true });
+      });
+      const ask = (
+        to: number,
+        where: string,
+        host = '127.0.0.1',
+        token?: string,
+      ): Promise<[number, string]> =>
+        new Promise((resolve, reject) => {
+          https
+            .request(
+              {
+                host,
+                port: to,
+                path: where,
+                method: 'POST',
+                agent: false,
+                timeout: 5000,
+                ca: readFileSync(at('ca.crt')),
+                servername: `sv-trigger.${NAMESPACE}.svc`,
+                headers: token ? { authorization: `Bearer ${token}` } : {},
+              },
+              (response) => {
+                let text = '';
+                response.on('data', (chunk: Buffer) => {
+                  text += chunk;
+                });
+                response.on('end', () => resolve([response.statusCode ?? 0, text]));
+              },
+            )
+            .on('error', reject)
+            .end();
+        });
+      await waitFor('the proxy answers its probe', async () => {
+        if (child.exitCode !== null) throw new Error(said);
+        return (await ask(health, '/healthz'))[0] === 200;
+      });
+      await server.kubectl(['create', 'namespace', 'games']);
+      await server.kubectl(['apply', '-n', 'games', '-f', '-'], { input: example('manual-sync-rbac.yaml') });
+      await server.kubectl(['create', 'serviceaccount', 'stranger', '-n', 'games']);
+      const tokenOf = async (name: string): Promise<string> =>
+        (await server.kubectl(['create', 'token', name, '-n', 'games'])).trim();
+      const trigger = '/replication/full-sync/trigger?namespace=';
+      const backup = await tokenOf('backup');
+      t.strictSame(await ask(port, `${trigger}games`, '127.0.0.1', backup), [200, `seen ${trigger}games\n`]);
+      t.equal((await ask(port, `${trigger}default`, '127.0.0.1', backup))[0], 403, 'in its namespace only');
+      t.equal((await ask(port, `${trigger}games`, '127.0.0.1', await tokenOf('stranger')))[0], 403);
+      t.equal((await ask(port, `${trigger}games`))[0], 401);
+      if (existsSync('/proc/net/if_inet6'))
+        t.equal((await ask(port, `${trigger}games`, '::1', backup))[0], 200, 'IPv6 too');
+    },
+  );
 
   await t.test('the notes say what to do next', async (t) => {
     const notes = (values: Values, ...more: string[]): string =>

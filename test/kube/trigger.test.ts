@@ -1,6 +1,6 @@
 /** The manual full sync: who may, what is refused, and that its end is kept in the cluster; with both guards. */
 import { type ChildProcess, spawn } from 'node:child_process';
-import { existsSync, writeFileSync } from 'node:fs';
+import { writeFileSync } from 'node:fs';
 import http from 'node:http';
 import https from 'node:https';
 import net from 'node:net';
@@ -10,12 +10,11 @@ import { SIMPLE_VOLUMES } from '../../controller/cluster/index.ts';
 import { builtinGuard, proxyGuard } from '../../controller/trigger/guard.ts';
 import { clusterRuns, REQUEST_KEY } from '../../controller/trigger/runs.ts';
 import { startTrigger, type TriggerServer } from '../../controller/trigger/server.ts';
-import { noKube } from './harness/programs.ts';
+import { NO_RBAC_PROXY, noKube, rbacProxy } from './harness/programs.ts';
 import { freePort, KubeServer } from './harness/server.ts';
 import { clock, kubeOf, quiet, until } from './helpers.ts';
 
 const CRDS = path.join(import.meta.dirname, '../../chart/crds');
-const ROOT = path.join(import.meta.dirname, '../..');
 const TRIGGER = '/replication/full-sync/trigger';
 
 interface Answer {
@@ -75,17 +74,6 @@ function ask(base: string, to: string, options: Ask = {}): Promise<Answer> {
     request.setTimeout(10_000, () => request.destroy(new Error('no answer')));
     request.end(payload);
   });
-}
-
-/** kube-rbac-proxy: on the PATH, named by SIMPLE_VOLUME_KUBE_RBAC_PROXY, or in `shared/bin` beside the checkout. */
-function rbacProxy(): string | null {
-  const named = process.env.SIMPLE_VOLUME_KUBE_RBAC_PROXY;
-  const places = [
-    ...(named ? [named] : []),
-    ...(process.env.PATH ?? '').split(':').map((folder) => path.join(folder, 'kube-rbac-proxy')),
-    path.join(ROOT, '../shared/bin/kube-rbac-proxy'),
-  ];
-  return places.find((file) => existsSync(file)) ?? null;
 }
 
 tap.test('the manual full sync', { skip: noKube(), timeout: 60_000 }, async (t) => {
@@ -304,9 +292,7 @@ tap.test('the manual full sync', { skip: noKube(), timeout: 60_000 }, async (t) 
   await t.test(
     'proxy guard: through kube-rbac-proxy',
     {
-      skip:
-        program === null &&
-        'no kube-rbac-proxy on the PATH, named by SIMPLE_VOLUME_KUBE_RBAC_PROXY or in ../shared/bin',
+      skip: program === null && NO_RBAC_PROXY,
     },
     async (t) => {
       const trigger = await startTrigger({ guard: proxyGuard, runs, logger, host: '127.0.0.1', port: 0 });

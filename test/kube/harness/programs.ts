@@ -187,3 +187,20 @@ export function noKube(programs: readonly string[] = API_PROGRAMS): string | fal
     ? false
     : `not built: ${missing.join(', ')} (node test/kube/harness/build.ts ${missing.join(' ')}, needs Go 1.26)`;
 }
+
+export const NO_RBAC_PROXY =
+  'no kube-rbac-proxy on the PATH, named by SIMPLE_VOLUME_KUBE_RBAC_PROXY or in ../shared/bin';
+
+/**
+ * kube-rbac-proxy, which is no Go module that could be built here: on the PATH, named by SIMPLE_VOLUME_KUBE_RBAC_PROXY,
+ * or in `shared/bin` beside the checkout.
+ */
+export function rbacProxy(env: NodeJS.ProcessEnv = process.env): string | null {
+  const named = env.SIMPLE_VOLUME_KUBE_RBAC_PROXY;
+  const places = [
+    ...(named ? [named] : []),
+    ...(env.PATH ?? '').split(':').map((folder) => path.join(folder, 'kube-rbac-proxy')),
+    path.join(import.meta.dirname, '../../../../shared/bin/kube-rbac-proxy'),
+  ];
+  return places.find((file) => existsSync(file)) ?? null;
+}
