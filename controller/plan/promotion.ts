@@ -106,6 +106,11 @@ export function watchRuns(agent: ObservedAgent | undefined, body: WatchBody): bo
       .sort()
       .join();
   if (key(report.targets) !== key(body.targets)) return false;
+  // An agent that was started anew may have another address, and replicas ask at the one that they were told.
+  const { source } = report;
+  const at = (addresses: WatchBody['source']): string =>
+    [addresses.url, addresses.webdavUrl].map((url) => URL.parse(url)?.href ?? url).join();
+  if (source && at(source) !== at(body.source)) return false;
   const { policy } = report;
   const same = (a: readonly string[], b: readonly string[]): boolean =>
     JSON.stringify(a) === JSON.stringify(b);

@@ -511,6 +511,7 @@ export class Agent implements AgentApi {
         ...status,
         conditions,
         delivered: delivered && formatGeneration(delivered),
+        source: delivery.source,
         targets: delivery.status(),
       };
     },
@@ -541,7 +542,14 @@ export class Agent implements AgentApi {
         { field },
       );
     }
-    return (await this.#entry(request).start(request)) as SourceStatus;
+    // What is this agent's address now need not be the one after its next start: a pod has another one then, also in
+    // the same pod after a restart of the machine. Only what differs is kept.
+    const start = {
+      ...request,
+      sourceUrl: request.sourceUrl === this.#url ? null : request.sourceUrl,
+      sourceWebdavUrl: request.sourceWebdavUrl === this.#webdavUrl ? null : request.sourceWebdavUrl,
+    };
+    return (await this.#entry(start).start(start)) as SourceStatus;
   }
 
   async watchStop(name: VolumeName, epoch: number | null): Promise<SourceStatus> {

@@ -196,6 +196,8 @@ export interface SourceStatus extends VolumeName {
   bytes: number;
   policy: VolumePolicy;
   size?: SizeStatus;
+  /** where replicas are told to fetch; undefined: nobody is told */
+  source?: { url: string; webdavUrl: string };
   targets: TargetStatus[];
   conditions: Condition[];
   watch: { directories: number; unwatched: number; overflows: number; events: number };

@@ -95,6 +95,12 @@ export class Delivery implements VolumeName {
     }));
   }
 
+  /** where replicas are told to fetch */
+  get source(): { url: string; webdavUrl: string } {
+    const { url, webdavUrl } = this.#options;
+    return { url, webdavUrl };
+  }
+
   get targets(): Target[] {
     return this.#options.targets;
   }

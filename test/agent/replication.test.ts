@@ -4,7 +4,7 @@ import fs from 'node:fs';
 import path from 'node:path';
 import t from 'tap';
 import type { ReplicaStatus } from '../../lib/core/parts.ts';
-import { clock, LocalCluster, sleep, waitFor } from '../../lib/local/cluster.ts';
+import { clock, freePorts, LocalAgent, LocalCluster, sleep, waitFor } from '../../lib/local/cluster.ts';
 import { differences, fill, refusal, replica, source, syncBody } from './support.ts';
 
 t.setTimeout(300_000);
@@ -219,6 +219,31 @@ t.test('A8: what is written while the source agent is down is found, and only th
   }
   await a.call('POST', '/replication/watch/stop', volume);
 });
+
+t.test(
+  'A8: a source that comes back under another address is asked there, with no word from a controller',
+  async (t) => {
+    const volume = named('moved-address');
+    fill(a.live(volume), 20, 3000);
+    await cluster.watch('a', volume, { targets: ['b', 'c'], debounce: '50ms' });
+    await cluster.settle('a', volume);
+    await a.stop();
+    const [httpPort = 0, webdavPort = 0] = await freePorts(2);
+    const moved = new LocalAgent({ node: 'a', folder: cluster.folder, token: a.token, httpPort, webdavPort });
+    await moved.start();
+    try {
+      t.strictSame((await source(moved, volume)).source, { url: moved.url, webdavUrl: moved.webdavUrl });
+      fs.writeFileSync(path.join(a.live(volume), 'new'), 'written under the new address');
+      await waitFor('both replicas have it', async () =>
+        [b, c].every((agent) => fs.existsSync(path.join(agent.live(volume), 'new'))),
+      );
+      await moved.call('POST', '/replication/watch/stop', volume);
+    } finally {
+      await moved.stop();
+      await a.start();
+    }
+  },
+);
 
 t.test('A4: a full sync repairs a file whose bytes rotted with size and time as before', async (t) => {
   const volume = named('rot');

@@ -65,6 +65,7 @@ export function source(body: WatchBody | null, epoch: number, generation: string
             debounceMs: parseDuration(body.debounce, 'd'),
             maxDelayMs: parseDuration(body.debounce, 'd') * 5,
           },
+    ...(body === null ? {} : { source: body.source }),
     targets: (body?.targets ?? []).map((target) => ({
       ...target,
       confirmed: generation,

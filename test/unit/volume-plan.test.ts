@@ -1070,6 +1070,21 @@ t.test(
 );
 
 t.test(
+  'A8: an active agent that comes back under another address gets its watch anew, so that its copies ask there',
+  (t) => {
+    const world = atRest();
+    Object.assign(world.agent('a'), { url: 'http://a2:8080', webdavUrl: 'http://a2:8081' });
+    world.settle();
+    t.same((world.agent('a').volume as { source: object }).source, {
+      url: 'http://a2:8080',
+      webdavUrl: 'http://a2:8081',
+    });
+    t.equal(world.log.filter((id) => id === 'startWatch:a').length, 1);
+    t.end();
+  },
+);
+
+t.test(
   'a copy that is not wanted any more is removed from its node, late and only when all others are well',
   (t) => {
     const fewer = () => {
