@@ -224,10 +224,7 @@ export class Cluster {
       async () => {
         const pods = await this.list('pods', namespace, selector);
         const pod = pods.find(
-          (one) =>
-            !one.metadata.deletionTimestamp &&
-            !not.includes(one.spec.nodeName) &&
-            one.status.conditions?.some((c: KubeObject) => c.type === 'Ready' && c.status === 'True'),
+          (one) => !one.metadata.deletionTimestamp && !not.includes(one.spec.nodeName) && isReady(one),
         );
         if (!pod) return null;
         const { name, uid } = pod.metadata;
@@ -370,6 +367,28 @@ export class Cluster {
         if (pod.spec.nodeName === node)
           await this.kubectl(['delete', 'pod', '-n', SYSTEM, pod.metadata.name]);
       return false;
+    });
+  }
+
+  /** Makes sure that the controller leads on this node, and that its other replica is on another one. */
+  async leadOn(node: string): Promise<void> {
+    const restart = async (choose: (pod: KubeObject) => boolean): Promise<void> => {
+      const names = (await this.parts('controller')).filter(choose).map((pod) => pod.metadata.name as string);
+      if (names.length > 0) await this.kubectl(['delete', 'pod', '-n', SYSTEM, ...names]);
+    };
+    if ((await this.leader()) !== node) {
+      await Promise.all(this.others(node).map(({ name }) => this.cordon(name)));
+      await restart((pod) => pod.spec.nodeName !== node);
+      await Promise.all(this.others(node).map(({ name }) => this.uncordon(name)));
+      await this.waitFor(`the leader is on ${node}`, async () => (await this.leader()) === node);
+    }
+    const lease = await this.get('lease', `${RELEASE}-controller`, SYSTEM);
+    await this.waitFor('the other replica is elsewhere', async () => {
+      const pods = (await this.parts('controller')).filter((pod) => !pod.metadata.deletionTimestamp);
+      const here = (pod: KubeObject): boolean =>
+        pod.spec.nodeName === node && pod.metadata.name !== lease.spec.holderIdentity;
+      if (pods.some(here)) await restart(here);
+      return pods.some((pod) => pod.spec.nodeName !== node && isReady(pod));
     });
   }
 
@@ -528,3 +547,6 @@ export class Cluster {
     this.say('the nodes are Ready, installing the chart');
   }
 }
+
+const isReady = (pod: KubeObject): boolean =>
+  pod.status.conditions?.some((one: KubeObject) => one.type === 'Ready' && one.status === 'True') === true;

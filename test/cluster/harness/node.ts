@@ -169,6 +169,21 @@ export class ClusterNode {
     return run(command, rest, options);
   }
 
+  /** Kills the first process of all containers of this name. kubelet starts them anew. */
+  async killContainer(name: string): Promise<void> {
+    const ctr = kubeProgram('ctr') as string;
+    const filter = `labels."io.kubernetes.container.name"==${name}`;
+    const { stdout } = await this.enter(ctr, ['-n', 'k8s.io', 'containers', 'list', '-q', filter]);
+    const kill = ['-n', 'k8s.io', 'tasks', 'kill', '--signal', 'SIGKILL'];
+    // Those that have ended before are still listed.
+    await Promise.allSettled(
+      stdout
+        .split(/\s+/)
+        .filter(Boolean)
+        .map((id) => this.enter(ctr, [...kill, id])),
+    );
+  }
+
   /**
    * Drops what goes between this node and some addresses, in both directions and in the middle of connections.
    * @param addresses null for every address; what stays on the node is never dropped
