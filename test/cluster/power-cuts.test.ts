@@ -203,24 +203,50 @@ t.test('power cuts', { skip: noCluster(), timeout: 840_000 }, async (t) => {
     await whole(one);
   });
 
-  await step('power cut in the middle of a planned move', async (t) => {
-    const one = find(all, 'selected');
+  /** The node is to be left, and its pod is gone: the volume is about to move, or moves. */
+  async function beginMove(one: Workload): Promise<void> {
     one.pod = await cluster.podRunning(one.selector);
     await whole(one);
     await cluster.leadElsewhere(one.pod.node);
     await cluster.failoverReady(one.volume);
     await cluster.cordon(one.pod.node);
     await cluster.kubectl(['delete', 'pod', one.pod.name, '--wait=false']);
-    await cluster.waitFor(
-      'the old pod is gone and the volume is on its way',
-      async () => (await cluster.get('pod', one.pod.name)) === null,
-      30_000,
-      20,
-    );
+    const gone = async (): Promise<boolean> => (await cluster.get('pod', one.pod.name)) === null;
+    await cluster.waitFor('the old pod is gone', gone, 30_000, 20);
+  }
+
+  await step('power cut of the node that a planned move leaves', async (t) => {
+    const one = find(all, 'selected');
+    await beginMove(one);
     const start = await cut(one.pod.node, [one]);
-    await goesOn(t, one, start);
+    const next = await goesOn(t, one, start);
+    const { lost } = compareLines(one.before, cluster.read(next.node, one.volume, 'lines'));
+    t.comment(`${lost} lines lost`);
     await cluster.node(one.pod.node).start();
     await cluster.uncordon(one.pod.node);
+    await whole(one);
+  });
+
+  await step('power cut of the node that a planned move goes to', async (t) => {
+    const one = find(all, 'deploy');
+    await beginMove(one);
+    const left = one.pod.node;
+    const { status } = await cluster.waitFor(
+      'the volume is on another node',
+      async () => {
+        const object = await cluster.simpleVolume(one.volume);
+        return object.status.activeNode !== left && object;
+      },
+      60_000,
+      20,
+    );
+    const start = performance.now();
+    await cluster.node(status.activeNode).powerCut();
+    one.before = cluster.read(left, one.volume, 'lines') ?? '';
+    one.pod = { ...one.pod, node: status.activeNode };
+    await cluster.uncordon(left);
+    await goesOn(t, one, start);
+    await cluster.node(status.activeNode).start();
     await whole(one);
   });
 });

@@ -135,7 +135,14 @@ export class Cluster {
     const named = options.number ?? process.env.SIMPLE_VOLUME_CLUSTER;
     const folder = mkdtempSync(path.join(os.tmpdir(), 'sv-cluster-'));
     const number = named === undefined || named === '' ? null : Number(named);
-    const cluster = new Cluster(take(number, folder, cleanUp), folder, say);
+    let taken: Instance;
+    try {
+      taken = take(number, folder, cleanUp);
+    } catch (error) {
+      rmSync(folder, { recursive: true });
+      throw error;
+    }
+    const cluster = new Cluster(taken, folder, say);
     try {
       await cluster.bringUp(options.images ?? []);
       if (options.values !== null) await cluster.install(options.values, options.valueFiles);
