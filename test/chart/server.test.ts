@@ -287,6 +287,26 @@ spec: { claimName: demo, volumeName: pvc-1, storageClassName: simple-volume, poo
     t.strictSame(await dataOf('sv-agents'), mended);
   });
 
+  await t.test('a class that cannot be changed is named before anything is', async (t) => {
+    const before = inCluster('history', RELEASE, '-o', 'json');
+    for (const values of [
+      { 'storageClass.reclaimPolicy': 'Retain' },
+      { storagePools: [{ name: 'other', path: '/mnt/other' }] },
+    ]) {
+      const error = t.throws(() => release(values)) as unknown as { stderr: string };
+      t.match(
+        error.stderr,
+        /StorageClass simple-volume is there with reclaimPolicy Delete and pool "default", .*kubectl delete storageclass simple-volume/,
+      );
+    }
+    t.equal(inCluster('history', RELEASE, '-o', 'json'), before, 'no release was begun');
+    await server.kubectl(['delete', 'storageclass', 'simple-volume']);
+    release({ 'storageClass.reclaimPolicy': 'Retain' });
+    t.match(await server.kubectl(['get', 'storageclass', 'simple-volume']), /Retain/);
+    await server.kubectl(['delete', 'storageclass', 'simple-volume']);
+    release({});
+  });
+
   const proxy = rbacProxy();
   await t.test(
     'kube-rbac-proxy runs with the arguments, the file and the certificate that are rendered',
