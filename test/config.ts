@@ -19,7 +19,7 @@ export const TIME_LIMITS_S: readonly { under: string; seconds: number }[] = [
   { under: 'test/real/', seconds: 300 },
   { under: 'test/image/', seconds: 900 },
   { under: 'test/kube', seconds: 300 },
-  { under: 'test/chart/', seconds: 300 },
+  { under: 'test/chart/', seconds: 420 },
   { under: 'test/cluster/', seconds: 900 },
   { under: 'test/', seconds: 180 },
 ];
