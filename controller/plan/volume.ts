@@ -210,7 +210,6 @@ function planDeletion(o: Observed, object: SimpleVolume, replaced: boolean): Vol
   const deleting = object.metadata.deletionTimestamp !== undefined;
   if (waits.length === 0 && holds && deleting)
     actions.push({ id: 'removeFinalizer', kind: 'removeFinalizer' });
-  const kept = o.volume?.reclaimPolicy === 'Retain' ? ' The data stays (reclaim policy Retain).' : '';
   const ready: ConditionNow = {
     type: 'Ready',
     status: 'False',
@@ -218,7 +217,7 @@ function planDeletion(o: Observed, object: SimpleVolume, replaced: boolean): Vol
     message:
       (replaced ? 'The claim is another one than before. ' : 'The claim is gone. ') +
       (waits.length === 0 ? 'All is cleaned up.' : `It waits because ${waits.join('; ')}.`) +
-      kept,
+      whatStays(o),
   };
   const others = (before.conditions ?? []).filter((one) => one.type !== 'Ready');
   const status: SimpleVolumeStatus = {
@@ -238,6 +237,15 @@ function planDeletion(o: Observed, object: SimpleVolume, replaced: boolean): Vol
     events: isNews(before.conditions ?? [], ready) ? [event('Normal', 'Deleting', ready.message)] : [],
     nextLookMs: waits.length === 0 && actions.length === 0 ? null : 5000,
   };
+}
+
+/** Where an administrator finds the data of a claim that is gone; nothing when it goes too. */
+function whatStays(o: Observed): string {
+  if (o.volume?.reclaimPolicy !== 'Retain') return '';
+  const { name, pool } = o.volume;
+  const holders = o.agents.filter((one) => one.volume !== null).map(({ node }) => node);
+  const where = holders.length === 0 ? 'the nodes that have it' : shorten(holders.sort().join(', '), 300);
+  return ` The data stays in ${o.namespace}/${name} of pool ${pool} on ${where} (reclaim policy Retain).`;
 }
 
 /* What can be read from a status */

@@ -765,6 +765,12 @@ t.test(
     lost.kill('a');
     lost.nodes = lost.nodes.filter((one) => one.name !== 'a');
     lost.agents = lost.agents.filter((one) => one.node !== 'a');
+    lost.step();
+    t.match(
+      lost.condition('Ready')?.message,
+      / The data stays in default\/pvc-1 of pool default on b, c \(reclaim policy Retain\)\.$/,
+      'it is said where its data stays',
+    );
     lost.settle();
     t.equal(lost.object, null, 'a node that is gone from the cluster is not waited for');
     t.end();
