@@ -44,7 +44,7 @@ export function claim(name: string, options: ClaimOptions = {}): object {
  */
 export const WRITER = `trap 'exit 0' TERM
 n=$(tail -n 1 /data/lines 2>/dev/null | cut -d' ' -f1); n=\${n:-0}
-while true; do n=$((n+1)); echo "$n $POD $(date +%s)" >> /data/lines; fsync /data/lines; sleep 1; done`;
+while true; do n=$((n+1)); echo "$n $POD $(date +%s)" >> /data/lines; sync /data/lines; sleep 1; done`;
 
 export interface WorkloadOptions {
   /** shell commands; default: the writer */
