@@ -161,11 +161,13 @@ class Election implements LeaderElection {
   }
 
   /**
-   * Above every number used before. When the Lease was deleted its count is lost: then the minutes since 1970 are, as
-   * long as leaders change less than once a minute on average (a Lease keeps 31 bits: until the year 6053).
+   * Above every number used before. When the Lease was deleted its count is lost, and one that the chart has made has
+   * none: then the minutes since 1970 are, as long as leaders change less than once a minute on average (a Lease keeps
+   * 31 bits: until the year 6053).
    */
   private nextTerm(): number {
-    if (this.seen !== null) return Math.max(this.highest, this.seen.spec?.leaseTransitions ?? 0) + 1;
+    const counted = this.seen?.spec?.leaseTransitions;
+    if (typeof counted === 'number') return Math.max(this.highest, counted) + 1;
     return Math.max(this.highest + 1, Math.floor(this.options.clock.now() / 60_000));
   }
 

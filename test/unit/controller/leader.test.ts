@@ -53,6 +53,23 @@ t.test(
   },
 );
 
+t.test(
+  'the Lease that the chart makes is led by at once, with a number above those of an earlier installation',
+  async (t) => {
+    const clock = new FakeClock();
+    const cluster = new FakeCluster();
+    await cluster.kube.create(LEASES, { metadata: { ...LEASE } });
+    const [a, b] = [elector(cluster, clock, 'a'), elector(cluster, clock, 'b')];
+    a.start();
+    b.start();
+    await clock.advance(0);
+    t.equal([a, b].filter((one) => one.leads()).length, 1);
+    t.equal(lease(cluster).spec?.leaseTransitions, Math.floor(clock.now() / 60_000));
+    await a.stop();
+    await b.stop();
+  },
+);
+
 t.test('who stops gives the Lease back and leads no more; the next one need not wait', async (t) => {
   const clock = new FakeClock();
   const cluster = new FakeCluster();
