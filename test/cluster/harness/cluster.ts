@@ -279,6 +279,26 @@ export class Cluster {
     await sleep(Math.max(0, Math.min(until, began + TAKEOVER_MS) - Date.now()));
   }
 
+  /**
+   * How many seconds before a power cut the last failover of a volume has said that its copy may be behind: what was
+   * announced reaches from the decision back to there. An Event has whole seconds, rounded down.
+   * @param cutAt ms since 1970
+   */
+  async announcedLoss(volume: VolumeRef, cutAt: number): Promise<number> {
+    const events = await this.list('events', volume.namespace);
+    const said = events
+      .filter((one) => one.involvedObject.name === volume.claim && one.reason === 'FailedOver')
+      .map((one) => ({
+        seconds: Number(/at most the last ([\d.]+) s are lost/.exec(one.message)?.[1] ?? Number.NaN),
+        at: Date.parse(one.lastTimestamp ?? one.eventTime),
+      }))
+      .filter((one) => one.at >= cutAt)
+      .sort((x, y) => x.at - y.at)
+      .at(-1);
+    if (!said) throw new Error(`no failover of ${volume.claim} was announced`);
+    return Math.max(0, said.seconds - (said.at - cutAt) / 1000) + 1;
+  }
+
   // Pools
 
   /** Path of a volume's live tree, or of its applied copy, in a node's pool. */
