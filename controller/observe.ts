@@ -139,6 +139,7 @@ function keepVolume(volume: PersistentVolume): KeptVolume | undefined {
     reclaimPolicy: spec.persistentVolumeReclaimPolicy === 'Delete' ? 'Delete' : 'Retain',
     annotations: annotationsOf(volume),
     firstNode: attributes.node ?? attributes.firstNode ?? null,
+    bytes: bytesOf(spec.capacity?.storage),
     deleting: metadata.deletionTimestamp !== undefined,
     claim: ref?.namespace && ref.name ? `${ref.namespace}/${ref.name}` : null,
     claimUid: ref?.uid ?? null,

@@ -100,6 +100,8 @@ export function watchRuns(agent: ObservedAgent | undefined, body: WatchBody): bo
   const report = agent?.volume;
   if (report?.role !== 'active' || report.epoch !== body.epoch) return false;
   if (report.state === 'stopped' || report.state === 'failed') return false;
+  // An agent that says nothing of sizes has none to be told.
+  if (body.bytes !== undefined && report.size && (report.size.bytes ?? 0) < body.bytes) return false;
   const key = (list: readonly { url: string; node: string | null }[]): string =>
     list
       .map((one) => `${one.node} ${one.url}`)

@@ -59,6 +59,8 @@ export interface ObservedPersistentVolume {
   annotations: Readonly<Record<string, string>>;
   /** the node that CreateVolume put it on; null: not recorded */
   firstNode: string | null;
+  /** spec.capacity; null or absent: not said */
+  bytes?: number | null;
   deleting: boolean;
 }
 
@@ -271,6 +273,8 @@ export const DEFAULT_OPTIONS: Readonly<PlanOptions> = {
 /** Body of POST /replication/watch/start without the targets' tokens, which only the act knows. */
 export interface WatchBody extends VolumeName {
   epoch: number;
+  /** size of the volume; absent: not known */
+  bytes?: number;
   source: { url: string; webdavUrl: string };
   targets: { url: string; node: string }[];
   includePaths: string[];

@@ -510,6 +510,7 @@ function planLiving(o: Observed, object: SimpleVolume): VolumePlan {
       unfinished,
       record: promotion,
     }),
+    ...sizeCondition(active),
     ...agentConditions(active),
     ...force.conditions,
   ];
@@ -800,7 +801,12 @@ function bodyOf(v: View): WatchBody | null {
     const agent = v.agent(node);
     return agent === undefined ? [] : [{ node, url: agent.url }];
   });
-  return toWatchBody(v.policy, name, v.epoch, { url: v.active.url, webdavUrl: v.active.webdavUrl }, targets);
+  const { url, webdavUrl } = v.active;
+  const bytes = v.o.volume?.bytes;
+  return {
+    ...toWatchBody(v.policy, name, v.epoch, { url, webdavUrl }, targets),
+    ...(bytes ? { bytes } : {}),
+  };
 }
 
 /** What is kept right when nothing was decided. */
@@ -1413,6 +1419,20 @@ function promotedEvent(record: PromotionRecord): PlannedEvent {
       );
 }
 
+/** Whether the volume is held to its size on the node where it is active. Copies are not limited. */
+function sizeCondition(active: Agent): ConditionNow[] {
+  const report = active?.volume;
+  const size = report?.role === 'active' ? report.size : undefined;
+  if (size === undefined || size.bytes === null) return [];
+  const say = (status: ConditionNow['status'], reason: string, message: string): ConditionNow[] => [
+    { type: 'SizeEnforced', status, reason, message: `${active?.node}: ${message}.` },
+  ];
+  if (size.enforced === null) return say('Unknown', 'NotPublished', size.reason);
+  return size.enforced
+    ? say('True', 'Enforced', `the file system holds the volume to ${size.bytes} bytes`)
+    : say('False', 'NotEnforced', shorten(size.reason, 1000));
+}
+
 /** What the active node's agent says of itself, as it says it. */
 function agentConditions(active: Agent): ConditionNow[] {
   const own = [
@@ -1423,6 +1443,7 @@ function agentConditions(active: Agent): ConditionNow[] {
     'PolicyValid',
     'FencingPossible',
     'WorkloadHealthy',
+    'SizeEnforced',
     'Forced',
   ];
   return (active?.volume?.conditions ?? [])

@@ -1075,6 +1075,42 @@ t.test(
   },
 );
 
+t.test('the active node is told of the size, and what becomes of it is a condition', (t) => {
+  const world = atRest();
+  const volume = world.volume as NonNullable<typeof world.volume>;
+  const size = (now: object | undefined): void => {
+    const { size: _, ...report } = world.agent('a').volume as { size?: object };
+    world.agent('a').volume = { ...report, ...(now ? { size: now } : {}) } as never;
+  };
+  world.volume = { ...volume, bytes: 4096 };
+  world.settle();
+  t.notOk(world.log.includes('startWatch:a'), 'an agent that says nothing of sizes is left alone');
+  t.equal(world.condition('SizeEnforced'), undefined);
+  size({ bytes: null, enforced: false, reason: 'no size is recorded' });
+  const plan = planVolume(world.observed());
+  const start = plan.actions.find((one) => one.kind === 'startWatch');
+  t.match(start, { node: 'a', body: { bytes: 4096 } }, 'one that does not know it is told');
+  for (const [now, status, reason] of [
+    [{ bytes: 4096, enforced: null, reason: 'nothing is published' }, 'Unknown', 'NotPublished'],
+    [{ bytes: 4096, enforced: true, reason: '' }, 'True', 'Enforced'],
+    [{ bytes: 4096, enforced: false, reason: 'project quotas are off' }, 'False', 'NotEnforced'],
+  ] as const) {
+    size(now);
+    const events = world.events.length;
+    world.step();
+    t.match(world.condition('SizeEnforced'), { status, reason }, reason);
+    t.equal(world.events.length, events, 'a file system without quotas is no Event of each volume');
+  }
+  t.match(world.condition('SizeEnforced')?.message, /^a: project quotas are off/);
+  t.equal(world.status.phase, 'Active');
+  size({ bytes: 8192, enforced: true, reason: '' });
+  t.notOk(
+    planVolume(world.observed()).actions.some((one) => one.kind === 'startWatch'),
+    'a volume that was grown is not told the smaller size of a PersistentVolume that follows',
+  );
+  t.end();
+});
+
 t.test(
   'A8: an active agent that comes back under another address gets its watch anew, so that its copies ask there',
   (t) => {
