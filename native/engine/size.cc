@@ -116,18 +116,21 @@ SizeLimit limitSubvolume(int fd, std::uint64_t bytes) {
   if (bytes == 0 && set && !limited) return {};
   if (bytes != 0 && limited && set->max_rfer == bytes) return {true, "", used()};
 
+  // Asked on the directory above: a call on a tree that is over its limit is itself denied by it (EDQUOT).
+  const Fd above(openat(fd, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!above.valid()) return refused(failed("the directory above the subvolume cannot be opened"));
   btrfs_ioctl_qgroup_limit_args limit{};
   limit.qgroupid = lookup.treeid;
   limit.lim.flags = BTRFS_QGROUP_LIMIT_MAX_RFER;
   limit.lim.max_rfer = bytes == 0 ? UINT64_MAX : bytes;  // all ones: no limit
-  if (sizeCalls().ioctl(fd, BTRFS_IOC_QGROUP_LIMIT, &limit) != 0) {
+  if (sizeCalls().ioctl(above.get(), BTRFS_IOC_QGROUP_LIMIT, &limit) != 0) {
     if (errno == ENOENT && bytes == 0) return {};
     // Made while quotas were being switched on: it has no group of its own yet.
     btrfs_ioctl_qgroup_create_args create{};
     create.create = 1;
     create.qgroupid = lookup.treeid;
-    if (errno != ENOENT || sizeCalls().ioctl(fd, BTRFS_IOC_QGROUP_CREATE, &create) != 0 ||
-        sizeCalls().ioctl(fd, BTRFS_IOC_QGROUP_LIMIT, &limit) != 0)
+    if (errno != ENOENT || sizeCalls().ioctl(above.get(), BTRFS_IOC_QGROUP_CREATE, &create) != 0 ||
+        sizeCalls().ioctl(above.get(), BTRFS_IOC_QGROUP_LIMIT, &limit) != 0)
       return refused(failed("btrfs does not take the limit"));
   }
   if (bytes == 0) return {};

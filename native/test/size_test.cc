@@ -108,6 +108,12 @@ TEST(SizeOnBtrfs, ALimitBelowWhatIsThereKeepsTheDataAndTheWayOut) {
   }
   EXPECT_EQ(filled, EDQUOT);
   EXPECT_EQ(Scratch::readAbsolute(disk.at("one/a")), before);
+  // Over its limit, and the limit can still be changed.
+  syncFs(disk.at("one"));
+  EXPECT_TRUE(limitTree(disk.at("one"), 200 * MiB, {}).enforced);
+  EXPECT_EQ(fill(disk.at("one/b"), MiB), 0);
+  EXPECT_TRUE(limitTree(disk.at("one"), 10 * MiB, {}).enforced);
+  EXPECT_EQ(fill(disk.at("one/b"), MiB), EDQUOT);
   EXPECT_EQ(unlink(disk.at("one/a").c_str()), 0) << "what is full can be emptied";
   EXPECT_EQ(unlink(disk.at("one/b").c_str()), 0);
   syncFs(disk.at("one"));

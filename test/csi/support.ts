@@ -209,7 +209,7 @@ export class TestCsi {
 
   static async start(
     names: readonly string[],
-    options: { cgroups?: string; lease?: string; csi?: boolean } = {},
+    options: { cgroups?: string; lease?: string; csi?: boolean; flags?: readonly string[] } = {},
   ): Promise<TestCsi> {
     const folder = mkdtempSync(path.join(tmpdir(), 'sv-csi-'));
     const made = new TestCsi(folder);
@@ -223,7 +223,7 @@ export class TestCsi {
         httpPort: ports[2 * i] as number,
         webdavPort: ports[2 * i + 1] as number,
         token: `token-of-the-agent-${name}`,
-        flags: ['--lease', options.lease ?? '4s', '--socket', socket],
+        flags: ['--lease', options.lease ?? '4s', '--socket', socket, ...(options.flags ?? [])],
       });
       made.nodes.set(name, new TestNode(name, folder, agent, options.cgroups ?? path.join(folder, 'none')));
       made.labels.set(name, { ready: true });
