@@ -38,6 +38,15 @@ export const ERRORS = {
 } as const;
 export type ErrorCode = keyof typeof ERRORS;
 
+/** EDQUOT of Linux on all CPUs; Node has no name for it and gives the number alone. */
+const EDQUOT = 122;
+
+/** Whether what failed found the disk, or what may be used of it, full. */
+export function isNoSpace(error: unknown): boolean {
+  const { code, errno } = error as { code?: unknown; errno?: unknown };
+  return code === 'NO_SPACE' || code === 'ENOSPC' || code === 'EDQUOT' || errno === -EDQUOT;
+}
+
 export interface ErrorDetails {
   field?: string;
   path?: string;

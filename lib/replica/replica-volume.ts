@@ -4,7 +4,7 @@
  * one is tried again.
  */
 import { randomUUID } from 'node:crypto';
-import { SimpleVolumeError } from '../core/errors.ts';
+import { isNoSpace, SimpleVolumeError } from '../core/errors.ts';
 import {
   compareGenerations,
   formatGeneration,
@@ -36,7 +36,7 @@ import { FullRuns, type FullSyncRun } from './full-runs.ts';
 import { mountsOf as mountsHere } from './mounts.ts';
 import { NameCheck, type tryName } from './names.ts';
 import { Drift } from './plan.ts';
-import { applyDeps, attempt, checkPlace, heldOf, isNoSpace, policyKey, type SyncDeps } from './sync.ts';
+import { applyDeps, attempt, checkPlace, heldOf, policyKey, type SyncDeps } from './sync.ts';
 
 export interface ReplicaOptions {
   name: VolumeName;

@@ -94,11 +94,6 @@ export const policyKey = (p: ReplicaPolicy): string =>
     p.dirMode,
   ]);
 
-export const isNoSpace = (error: unknown): boolean => {
-  const code = (error as { code?: string }).code;
-  return code === 'NO_SPACE' || code === 'ENOSPC' || code === 'EDQUOT';
-};
-
 /**
  * Before anything is written to the pool: a disk that is not there must not be taken for an empty volume, and what
  * a pod uses is not ours.

@@ -4,7 +4,7 @@
  */
 import { readFileSync } from 'node:fs';
 import { stat } from 'node:fs/promises';
-import { SimpleVolumeError } from '../core/errors.ts';
+import { isNoSpace, SimpleVolumeError } from '../core/errors.ts';
 import { formatGeneration, type Generation, isAncestor, type Lineage } from '../core/generation.ts';
 import { decodeMarks, encodeMarks, type Mark, MarkBit, MarkType } from '../core/lists.ts';
 import type {
@@ -478,7 +478,7 @@ export class SourceVolume implements ServedVolume {
     }
     const { code, message, errcode } = error as NativeError & { errcode?: number };
     const SQLITE_FULL = 13;
-    const full = code === 'ENOSPC' || code === 'EDQUOT' || errcode === SQLITE_FULL;
+    const full = isNoSpace(error) || errcode === SQLITE_FULL;
     const wait = Math.min(FIRST_BACKOFF_MS * 2 ** this.#failures, LAST_BACKOFF_MS);
     this.#failures++;
     this.#notBefore = this.#deps.clock.boot() + wait;

@@ -7,7 +7,7 @@ import { randomBytes } from 'node:crypto';
 import { type FileHandle, mkdir, open, readdir } from 'node:fs/promises';
 import path from 'node:path';
 import { setImmediate } from 'node:timers/promises';
-import { SimpleVolumeError } from '../core/errors.ts';
+import { isNoSpace, SimpleVolumeError } from '../core/errors.ts';
 import type { Generation } from '../core/generation.ts';
 import { decodeRuns, encodePackItems, type PackItem, type Run, unionRuns } from '../core/lists.ts';
 import {
@@ -179,7 +179,7 @@ export function translate(error: unknown): unknown {
       `a file is not the one that the generation describes${details.path ? `: ${details.path}` : ''}`,
       details,
     );
-  if (code === 'ENOSPC' || code === 'EDQUOT')
+  if (isNoSpace(error))
     return new SimpleVolumeError('NO_SPACE', `no space for the offer: ${message}`, details);
   return error;
 }

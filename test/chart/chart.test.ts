@@ -117,6 +117,7 @@ t.test('bad values are refused with a word that helps', { skip }, async (t) => {
     [{ kubeletDir: `/${'k'.repeat(50)}` }, /\/kubeletDir/],
     [pools(), /storagePools.*minItems/s],
     [pools({ name: 'a', path: 'relative' }), /storagePools\/0\/path/],
+    [pools({ name: 'a', path: '/mnt/a', sizeEnforcement: 'on' }), /storagePools\/0\/sizeEnforcement/],
     [pools({ name: 'a', path: '/mnt/a/../../etc' }), /storagePools\/0\/path/],
     [pools({ name: 'a', path: '/tmp' }), /storagePools\/0\/path/],
     [pools({ name: 'a', path: '/run/simple-volume' }), /storagePools\/0\/path/],

@@ -50,6 +50,7 @@ export const OTHER: Values = {
   'storagePools[].path': [{ ...POOL, path: '/mnt/other' }],
   'storagePools[].createPath': [{ ...POOL, createPath: true }],
   'storagePools[].allowNonEmpty': [{ ...POOL, allowNonEmpty: true }],
+  'storagePools[].sizeEnforcement': [{ ...POOL, sizeEnforcement: 'off' }],
   'storagePools[].nodeSelector': [{ ...POOL, nodeSelector: { disk: 'ssd' } }],
   'nodes.nodeSelector': { storage: 'yes' },
   'nodes.tolerations': [{ key: 'edge', operator: 'Exists' }],

@@ -40,7 +40,8 @@ t.test('configuration: flags beat the environment, defaults fill in', async (t) 
   t.equal(addressUrl(c.http), 'http://[::1]:9090', 'I5: IPv6 is bracketed');
   t.equal(c.beatMs, 500);
   t.equal(c.browseAuth, true);
-  t.match(c, { pulls: 2, pullBufferBytes: 0, pullBytesPerSecond: 0, tls: null });
+  t.match(c, { pulls: 2, pullBufferBytes: 0, pullBytesPerSecond: 0, tls: null, sizeEnforcement: 'auto' });
+  t.equal(parseConfig({ ...good, 'size-enforcement': 'off' }, {}).sizeEnforcement, 'off');
   t.match(parseConfig({ ...good, pulls: '4', 'pull-buffer': '8Mi', 'pull-bandwidth': '10Mi' }, {}), {
     pulls: 4,
     pullBufferBytes: 8 * 2 ** 20,
@@ -76,6 +77,11 @@ t.test('a bad value names its flag and what is allowed', async (t) => {
       'advertise with a password',
       { ...good, advertise: 'http://u:p@h:1' },
       /--advertise must be an http or https URL without user/,
+    ],
+    [
+      'size-enforcement',
+      { ...good, 'size-enforcement': 'on' },
+      /--size-enforcement must be one of auto, off; got "on"/,
     ],
     ['pulls', { ...good, pulls: '17' }, /--pulls must be a whole number from 1 to 16; got "17"/],
     ['buffer', { ...good, 'pull-buffer': '1Gi' }, /--pull-buffer must be a size from 0 to 64Mi/],
@@ -285,3 +291,14 @@ t.test(
     t.notOk(isAncestor(g('3-41'), lineage, g('2-45')));
   },
 );
+
+t.test('a quota that is used up is a full disk, also where Node has no name for it', (t) => {
+  for (const error of [
+    { code: 'ENOSPC' },
+    { code: 'EDQUOT' },
+    { code: 'Unknown system error -122', errno: -122 },
+  ])
+    t.ok(isNoSpace(Object.assign(new Error('x'), error)), error.code);
+  t.notOk(isNoSpace(Object.assign(new Error('x'), { code: 'EIO', errno: -5 })));
+  t.end();
+});
