@@ -12,6 +12,7 @@ import {
 } from '../../lib/agent/config.ts';
 import { MARKER, Pool } from '../../lib/agent/pool.ts';
 import { formatDuration, parseDuration } from '../../lib/core/duration.ts';
+import { isNoSpace } from '../../lib/core/errors.ts';
 import { compareGenerations, isAncestor, parseGeneration } from '../../lib/core/generation.ts';
 import { checkName } from '../../lib/core/names.ts';
 
