@@ -51,7 +51,7 @@ import {
   type VolumePlan,
   type WatchBody,
 } from './types.ts';
-import { judgeWorkload, type Workload } from './workload.ts';
+import { isLive, judgeWorkload, type Workload } from './workload.ts';
 
 /** A copy that was not heard of for this long counts as lost for placement, ms. */
 const LOST_MS = 600_000;
@@ -64,6 +64,8 @@ const SALVAGE_MS = 30_000;
 /** How long what was fetched before a failover counts; then it is asked for again, which costs little when it is there. */
 const FETCH_GOOD_MS = 30_000;
 const SALVAGE_GOOD_MS = 10_000;
+/** The owner of a pod that has ended makes the next one within this, and the scheduler speaks, ms. */
+const SUCCESSOR_MS = 2000;
 /** A copy that is not wanted any more is removed when it was last known complete this long ago, ms: time for a mistake. */
 const UNWANTED_MS = 600_000;
 /** The agent's conditions that stop its replication until an operator lifts them. */
@@ -1114,6 +1116,18 @@ function goOn(v: View, decision: FailoverDecision, unfinished: boolean): Outcome
   };
 }
 
+/**
+ * How long a move that could end now still waits to learn where the workload's next pod goes, ms. Most pods may run
+ * anywhere: one that comes half a second later would draw the volume from the node that was just chosen to another one,
+ * by a second move. One that the scheduler places nowhere waits for the labels that the move brings.
+ */
+function successorMs(v: View): number {
+  const staying = v.o.pods.filter((pod) => isLive(pod) && !pod.deleting);
+  if (staying.some((pod) => pod.node !== null || pod.unschedulable)) return 0;
+  const flushed = v.o.memory.prepared.filter((one) => one.ok && one.tag.startsWith(`last:${v.epoch}:`));
+  return Math.max(0, SUCCESSOR_MS - Math.max(0, ...flushed.map((one) => one.ageMs)));
+}
+
 function actOn(
   v: View,
   decision: FailoverDecision,
@@ -1161,6 +1175,15 @@ function actOn(
     if (unfinished)
       return { ...stay, moving: 'planned', waitsFor: 'the last move to be carried out', nextLookMs: 2000 };
     const step = moveStep(o, { from: v.activeNode, target, epoch: v.epoch, users: v.workload.users });
+    const successor = step.ready && decision.code !== 'POD_ELSEWHERE' && force === null ? successorMs(v) : 0;
+    if (successor > 0)
+      return {
+        ...stay,
+        moving: 'planned',
+        waitsFor: 'the scheduler to say where the next pod goes',
+        stopping: step.stopping,
+        nextLookMs: successor,
+      };
     return {
       ...stay,
       moving: 'planned',

@@ -183,6 +183,8 @@ export class World {
   private due: { at: number; name: string }[] = [];
   /** the scheduler says nothing of pods that it cannot place */
   mute = false;
+  /** where the scheduler places a pod that may run anywhere, when it can */
+  prefers: string | null = null;
   workload: Observed['workload'] = null;
   options: Partial<Observed['options']> = {};
   decisions = 0;
@@ -526,7 +528,7 @@ export class World {
         const target =
           this.recreate === 'selector'
             ? free.find((candidate) => this.labelled().includes(candidate.name))
-            : free[0];
+            : (free.find((candidate) => candidate.name === this.prefers) ?? free[0]);
         if (target !== undefined) one.node = target.name;
         if (!this.mute) one.unschedulable = target === undefined;
       }

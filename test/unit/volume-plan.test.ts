@@ -369,6 +369,45 @@ t.test(
   },
 );
 
+t.test('a drained volume goes where the next pod is put, by one move and not by two', (t) => {
+  for (const gapMs of [0, 500, 1500]) {
+    const world = atRest();
+    world.recreate = 'anywhere';
+    world.gapMs = gapMs;
+    world.prefers = 'c'; // the copies alone would say b
+    world.on('a').unschedulable = true;
+    for (let i = 0; i < 200 && world.status.epoch === 1; i += 1) world.step(100);
+    world.settle();
+    t.match(world.status, { activeNode: 'c', epoch: 2, promotion: { planned: true } }, `after ${gapMs} ms`);
+    t.match(world.pods, [{ node: 'c', phase: 'Running' }]);
+  }
+  t.end();
+});
+
+t.test(
+  'a move waits no longer than two seconds for a next pod, and not for one that nobody can place',
+  (t) => {
+    const moved = (change: (world: World) => void): number => {
+      const world = atRest();
+      change(world);
+      world.on('a').unschedulable = true;
+      while (world.log.every((id) => !id.startsWith('prepare:last:'))) world.step(100);
+      const flushed = world.now;
+      for (let i = 0; i < 200 && world.status.epoch === 1; i += 1) world.step(100);
+      t.match(world.status, { activeNode: 'b', epoch: 2 });
+      return world.now - flushed;
+    };
+    const never = moved((world) => {
+      world.recreate = 'anywhere';
+      world.gapMs = 60_000;
+    });
+    t.ok(never > 1500 && never <= 2500, `nobody came within ${never} ms`);
+    const selector = moved(() => {});
+    t.ok(selector <= 500, `a pod that waits for the labels: ${selector} ms`);
+    t.end();
+  },
+);
+
 t.test(
   'B6: without failover a cordon moves nothing, and neither does it stop a pod that would not come back',
   (t) => {
