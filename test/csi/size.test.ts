@@ -9,6 +9,7 @@ import {
   openSync,
   readdirSync,
   readFileSync,
+  renameSync,
   rmSync,
   statSync,
   truncateSync,
@@ -20,6 +21,7 @@ import path from 'node:path';
 import t from 'tap';
 import type { ReplicaStatus, SizeStatus, SourceStatus, VolumeName } from '../../lib/core/parts.ts';
 import { waitFor } from '../../lib/local/cluster.ts';
+import { native } from '../../lib/native/load.ts';
 import { programPath } from '../packages.ts';
 import { capability, inOwnMounts, noMounts, TestCsi, type TestNode } from './support.ts';
 
@@ -292,6 +294,21 @@ t.test('the limit goes where the volume goes; a copy has none', async (t) => {
       async () => readdirSync(path.join(node.agent.pool, '.simple-volume-trash')).length === 0,
     );
   }
+});
+
+t.test('A12: another subvolume in the place of a tree is not taken for it', async (t) => {
+  const v = await make(csi, 'pvc-other', 10);
+  await activate(csi, v, 'a', 1);
+  writeFileSync(path.join(live(a, v.name), 'file'), 'data');
+  await settle(a, v);
+  await a.agent.stop();
+  renameSync(live(a, v.name), path.join(btrfs, 'elsewhere'));
+  await native.makeTree(Buffer.from(live(a, v.name)), 0o777);
+  await a.agent.start();
+  await waitFor('it is held', async () =>
+    (await status(a, v)).conditions.some(({ type }) => type === 'RootChanged'),
+  );
+  t.equal(readFileSync(path.join(live(b, v.name), 'file'), 'utf8'), 'data');
 });
 
 t.test('where it cannot be enforced, or is off, the volume is there and says so', async (t) => {
