@@ -101,6 +101,8 @@ export class ReplicaVolume implements ServedVolume {
   #distrust = false;
   #running: Promise<void> | null = null;
   #abort: AbortController | null = null;
+  /** what is being seen to now */
+  #current: SyncRequest | null = null;
   #timer: { cancel(): void } | null = null;
   #failures = 0;
   #applyFailures = 0;
@@ -296,11 +298,29 @@ export class ReplicaVolume implements ServedVolume {
           request.generation !== null &&
           compareGenerations(request.generation, old.generation) < 0));
     // a late, older request still wakes the replica, with what it already knows
-    if (!older) this.#wanted = request;
+    if (!older) {
+      this.#wanted = request;
+      this.#leaveOtherSource(request);
+    }
     if (request.generation && (!this.#told || compareGenerations(request.generation, this.#told) > 0))
       this.#told = request.generation;
     this.#source = { node: request.source.node, url: request.source.url };
     if (!this.#running) this.#settle();
+  }
+
+  /**
+   * What is being pulled from another source, or from the same one under an address that it has no more, is left: who
+   * names a new source knows of none that still answers, and a dead one is noticed by its silence only, a minute later.
+   */
+  #leaveOtherSource(request: SyncRequest): void {
+    const now = this.#current;
+    if (now === null || this.#forward || this.#abort === null) return;
+    if (now.source.url === request.source.url) return;
+    this.#log.info(
+      { from: now.source.url, to: request.source.url },
+      'another source: what is being pulled is left',
+    );
+    this.#abort.abort();
   }
 
   #kick(): void {
@@ -320,6 +340,7 @@ export class ReplicaVolume implements ServedVolume {
       const request = this.#wanted;
       const abort = new AbortController();
       this.#abort = abort;
+      this.#current = request;
       try {
         await this.#gate(() => this.#once(request, abort.signal));
         this.#failures = 0;
@@ -339,6 +360,7 @@ export class ReplicaVolume implements ServedVolume {
           this.#runs.failed('cancelled', true);
           return;
         }
+        if (abort.signal.aborted) continue; // for another source
         this.#onPull('failed');
         this.#failed(error);
         if (this.#wanted === request) {
@@ -347,6 +369,7 @@ export class ReplicaVolume implements ServedVolume {
         }
       } finally {
         this.#abort = null;
+        this.#current = null;
         this.#forward = false;
       }
     }

@@ -99,6 +99,14 @@ interface State {
   records: Map<string, Buffer>;
 }
 
+/** A connection that is given up ends at once, whatever it waits for. */
+function unlessAborted<T>(work: Promise<T> | T, signal: AbortSignal): Promise<T> {
+  const aborted = new Promise<never>((_, reject) => {
+    signal.addEventListener('abort', () => reject(signal.reason), { once: true });
+  });
+  return Promise.race([work, aborted]);
+}
+
 /** Serves the folder `root`. Seals by looking at everything; keeps all older states to tell differences. */
 export class TestSource implements Puller {
   readonly root: string;
@@ -346,7 +354,7 @@ export class TestSource implements Puller {
         signal.throwIfAborted();
         const read = await reader.read(at, 64 * 1024);
         if (!read || read.length === 0) break;
-        const data = this.onPack ? await this.onPack(read, at) : read;
+        const data = this.onPack ? await unlessAborted(this.onPack(read, at), signal) : read;
         if (data === null) throw new SimpleVolumeError('PULL_FAILED', 'the source died');
         signal.throwIfAborted();
         await onData(data);

@@ -232,6 +232,29 @@ t.test('H5: a request that comes during a pull is seen to right after it, and no
   t.equal(w.source.counts.offers, 2, 'one pull each, never two at once');
 });
 
+t.test('A5: a pull from a source that is gone is left as soon as another one is named', async (t) => {
+  const w = await world();
+  t.teardown(() => w.close());
+  put(w.source.root, 'f', Buffer.alloc(300_000, 1));
+  await w.source.seal();
+  let silent = false;
+  w.source.onPack = (data) => {
+    if (silent) return data;
+    silent = true;
+    return new Promise<Buffer>(() => {}); // its power is cut: no byte, and no end either
+  };
+  w.replica.sync(w.request());
+  await until(() => silent);
+  w.replica.sync(w.request());
+  await new Promise((resolve) => setTimeout(resolve, 50));
+  t.equal(w.replica.status().state, 'pulling', 'the same source again changes nothing');
+  const other = { url: 'http://b:1', webdavUrl: 'http://b:2', token: 'x', node: 'b' };
+  w.replica.sync(w.request({ source: other }));
+  await settled(w.replica);
+  t.same(picture(w.live), picture(w.source.root));
+  t.same(w.replica.status().conditions, [], 'that is no failure');
+});
+
 t.test('A14: an older epoch is refused, and the highest one survives a restart', async (t) => {
   const w = await world();
   t.teardown(() => w.close());
