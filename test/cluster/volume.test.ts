@@ -61,26 +61,30 @@ t.test('a volume on three nodes', { skip: noCluster(), timeout: 540_000 }, async
 
   let before: string;
   let second: RunningPod;
+  let epoch: number;
   await step('power cut: the replacement runs on a copy, and loses no more than was announced', async (t) => {
     await cluster.leadElsewhere(first.node);
     await cluster.failoverReady(volume);
     const began = performance.now();
     await cluster.node(first.node).powerCut();
+    const off = Date.now();
     before = cluster.read(first.node, volume, 'lines') ?? '';
     second = await cluster.podRunning('app=app', { not: [first.node], limitMs: FAILOVER_MS });
     t.comment(
       `from the power cut to Running elsewhere: ${seconds(began)} (monitor grace ${MONITOR_GRACE_S} s,`,
     );
     t.comment(`failover grace ${SHORT_TIMES['failover-grace-period']})`);
-    t.match(await cluster.simpleVolume(volume), {
-      status: { activeNode: second.node, previousActiveNode: first.node, epoch: 2 },
-    });
+    const { status } = await cluster.simpleVolume(volume);
+    t.equal(status.activeNode, second.node);
+    // One more, when the scheduler chose another node than the copy's.
+    t.ok([2, 3].includes(status.epoch), `epoch ${status.epoch}`);
+    epoch = status.epoch;
     const after = await cluster.waitFor('the replacement writes', async () => {
       const text = await cluster.sh(second.name, 'cat /data/lines');
       return lines(text).some((line) => line.pod === second.name) && text;
     });
     const { lost, fault } = compareLines(before, after);
-    const announced = await cluster.announcedLoss(volume, Date.now() - (performance.now() - began));
+    const announced = await cluster.announcedLoss(volume, off);
     t.comment(`of ${lines(before).length} lines, one a second, ${lost} were lost`);
     t.equal(fault, null);
     t.ok(lost <= announced + 1, `announced: ${announced.toFixed(1)} s`);
@@ -98,7 +102,7 @@ t.test('a volume on three nodes', { skip: noCluster(), timeout: 540_000 }, async
       async () => (await cluster.simpleVolume(volume))?.status?.replicasSummary === '2/2',
       120_000,
     );
-    t.match(await cluster.simpleVolume(volume), { status: { activeNode: second.node, epoch: 2 } });
+    t.match(await cluster.simpleVolume(volume), { status: { activeNode: second.node, epoch } });
     const [backup, ...more] = cluster.backups(first.node, volume);
     t.same(more, []);
     t.equal(cluster.readFile(`${backup}/lines`), before, 'every line that the cut node had written');
