@@ -280,23 +280,25 @@ export class Cluster {
   }
 
   /**
-   * How many seconds before a power cut the last failover of a volume has said that its copy may be behind: what was
-   * announced reaches from the decision back to there. An Event has whole seconds, rounded down.
-   * @param cutAt ms since 1970
+   * Waits for a failover away from a node. To be asked right after a power cut: a move may follow, and then its record
+   * is in the place of this one.
+   * @param off ms since 1970, when the node was off
+   * @returns how many seconds before `off` the promoted copy may end, as the decision said: it counts from itself back
    */
-  async announcedLoss(volume: VolumeRef, cutAt: number): Promise<number> {
-    const events = await this.list('events', volume.namespace);
-    const said = events
-      .filter((one) => one.involvedObject.name === volume.claim && one.reason === 'FailedOver')
-      .map((one) => ({
-        seconds: Number(/at most the last ([\d.]+) s are lost/.exec(one.message)?.[1] ?? Number.NaN),
-        at: Date.parse(one.lastTimestamp ?? one.eventTime),
-      }))
-      .filter((one) => one.at >= cutAt)
-      .sort((x, y) => x.at - y.at)
-      .at(-1);
-    if (!said) throw new Error(`no failover of ${volume.claim} was announced`);
-    return Math.max(0, said.seconds - (said.at - cutAt) / 1000) + 1;
+  async failedOver(volume: VolumeRef, node: string, off: number, limitMs = 120_000): Promise<number> {
+    const record = await this.waitFor(
+      `a failover of ${volume.claim} from ${node}`,
+      async () => {
+        const promotion = (await this.simpleVolume(volume))?.status?.promotion;
+        const late = Date.parse(promotion?.decidedAt) + 1000 > off; // it has whole seconds
+        return promotion?.from === node && promotion.planned === false && late && promotion;
+      },
+      limitMs,
+      500,
+    );
+    const [, seconds] = /at most the last ([\d.]+) s are lost/.exec(record.reason) ?? [];
+    if (seconds === undefined) throw new Error(`nothing was announced: ${record.reason}`);
+    return Math.max(0, Number(seconds) - (Date.parse(record.decidedAt) - off) / 1000);
   }
 
   // Pools
