@@ -46,6 +46,8 @@ interface Volume {
   until: number;
   /** the same for renewals of earlier epochs that this leader granted */
   earlierUntil: number;
+  /** the node that was active in the epoch before gave that lease back for good, so whatever was granted is void */
+  earlierGone: boolean;
   /** set versions that the active node has acknowledged in this epoch: exactly this one, last */
   acknowledged: number | null;
   /** the active node gave back the lease of this epoch */
@@ -156,6 +158,7 @@ export class LeaderFence {
         record,
         until: -Infinity,
         earlierUntil: -Infinity,
+        earlierGone: false,
         acknowledged: null,
         released: null,
         withheld: false,
@@ -169,6 +172,7 @@ export class LeaderFence {
     if (record.epoch === old.epoch && record.promotable.version < old.promotable.version) return;
     if (record.epoch > old.epoch || record.activeNode !== old.activeNode) {
       if (known.released !== old.epoch) known.earlierUntil = Math.max(known.earlierUntil, known.until);
+      known.earlierGone = known.released === old.epoch && record.epoch === old.epoch + 1;
       known.until = -Infinity;
       known.acknowledged = null;
       known.released = null;
@@ -237,6 +241,7 @@ export class LeaderFence {
       const key = volumeKey(state);
       const volume = this.#volumes.get(key);
       if (!state.released) active.set(key, state.epoch);
+      else if (volume && state.epoch === volume.record.epoch - 1) volume.earlierGone = true;
       if (!volume || volume.record.activeNode !== reply.node || volume.record.epoch !== state.epoch) continue;
       if (state.released) volume.released = state.epoch;
       // From none to lease: csi-node hears it with its next question, so that is waited for like a grant.
@@ -275,13 +280,15 @@ export class LeaderFence {
    * How long the node that the record calls active must not be activated yet (watch/start), ms; null: this controller
    * does not lead or has not read the volume. A write of an earlier leader, or an own one whose answer was lost, may
    * arrive when the lease that it waited for has been renewed again; so what moved is activated only when nothing
-   * granted meanwhile can be valid. 0 in all ordinary cases.
+   * granted meanwhile can be valid. 0 in all ordinary cases, and when the node before has given its lease back for good:
+   * it could do so only while it was active, so what was granted before its own epoch had ended already.
    */
   activationWaitMs(name: VolumeName, now: number): number | null {
     const volume = this.#volumes.get(volumeKey(name));
     if (!volume || (this.#rules.onlyWhileLeading && !this.leads(now))) return null;
     if (!this.#rules.waitBeforeActivating || volume.record.epoch <= 1) return 0;
-    return Math.max(0, Math.ceil(Math.max(volume.earlierUntil, this.#takeoverUntil) - now));
+    const takeover = volume.earlierGone ? -Infinity : this.#takeoverUntil;
+    return Math.max(0, Math.ceil(Math.max(volume.earlierUntil, takeover) - now));
   }
 
   /**

@@ -204,6 +204,40 @@ t.test(
   },
 );
 
+t.test(
+  'leader: what moved is activated at once by a new leader too, when the node before has given its lease back',
+  async (t) => {
+    const moved = record({ epoch: 2, activeNode: 'b' });
+    const took = (): LeaderFence => {
+      const k = new LeaderFence('k', 8_000);
+      k.takeOver(0, 1, 1e9, 8_000);
+      return k;
+    };
+    const decides = took();
+    decides.observe(record());
+    decides.answered(reply(1, 8, { released: true }), 100);
+    decides.observe(moved);
+    t.equal(decides.activationWaitMs(V, 200), 0, 'it decided itself');
+    const finds = took();
+    finds.observe(moved);
+    t.equal(finds.activationWaitMs(V, 200), 9_100, 'another one did: who knows what was granted');
+    finds.answered(reply(1, 8), 200);
+    t.equal(finds.activationWaitMs(V, 200), 9_100, 'the node before still counts on its lease');
+    finds.answered(reply(1, 9, { released: true, epoch: 0 }), 300);
+    t.equal(finds.activationWaitMs(V, 300), 9_000, 'a lease of another epoch');
+    finds.answered(reply(2, 9, { released: true }), 300);
+    t.equal(finds.activationWaitMs(V, 300), 9_000, 'a reply to another term');
+    finds.answered(reply(1, 9, { released: true }), 300);
+    t.equal(finds.activationWaitMs(V, 300), 0);
+    finds.observe(record({ epoch: 3, activeNode: 'c' }));
+    t.equal(finds.activationWaitMs(V, 300), 9_000, 'it counts for that one move');
+    const fails = took();
+    fails.observe(record());
+    fails.observe(moved);
+    t.equal(fails.activationWaitMs(V, 300), 9_000, 'a failover');
+  },
+);
+
 t.test('leader: a change from none to lease counts when the active node has confirmed it', async (t) => {
   const k = new LeaderFence('k', 8_000);
   k.takeOver(0, 1, 1e9, 8_000);
