@@ -116,6 +116,11 @@ export class ClusterNode {
     });
   }
 
+  /** Gives an image that it has another name beside the old one. */
+  async tagImage(image: string, name: string): Promise<void> {
+    await this.enter(kubeProgram('ctr') as string, ['-n', 'k8s.io', 'images', 'tag', image, name]);
+  }
+
   /** Everything on it is over at once, and it is out of the network. */
   async powerCut(): Promise<void> {
     const first = this.first;
