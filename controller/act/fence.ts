@@ -38,7 +38,8 @@ export interface FenceDriverOptions {
 
 interface PoolFence {
   leader: LeaderFence;
-  consents: Map<string, FenceConsentReply>;
+  /** the last answer of each volume, and when it came, own clock */
+  consents: Map<string, FenceConsentReply & { at: number }>;
 }
 
 const nameKey = (name: VolumeName): string => `${name.namespace}/${name.volume}`;
@@ -286,18 +287,19 @@ export class FenceDriver {
     activationWaitMs: number | null;
     acknowledged: number | null;
     released: number | null;
-    consent: FenceConsentReply | null;
+    consent: (FenceConsentReply & { ageMs: number }) | null;
   } {
     if (!this.ready())
       return { fenceWaitMs: null, activationWaitMs: null, acknowledged: null, released: null, consent: null };
     const now = this.options.clock.boot();
     const { leader, consents } = this.pool(pool);
+    const asked = consents.get(nameKey(name));
     return {
       fenceWaitMs: leader.fenceWaitMs(name, now),
       activationWaitMs: leader.activationWaitMs(name, now),
       acknowledged: leader.acknowledged(name),
       released: leader.released(name),
-      consent: consents.get(nameKey(name)) ?? null,
+      consent: asked === undefined ? null : { ...asked, ageMs: now - asked.at },
     };
   }
 
@@ -317,7 +319,7 @@ export class FenceDriver {
       path: '/replication/fence/consent',
       body: { ...request, term },
     });
-    this.pool(pool).consents.set(nameKey(request), reply);
+    this.pool(pool).consents.set(nameKey(request), { ...reply, at: this.options.clock.boot() });
     return reply;
   }
 

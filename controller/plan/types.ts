@@ -193,7 +193,7 @@ export interface ObservedFence {
   /** LeaderFence.released: the epoch that the active node has given back */
   released: number | null;
   /** the last answer to a consent request of this leadership; null: none */
-  consent: FenceConsentReply | null;
+  consent: (FenceConsentReply & { /** milliseconds since it came */ ageMs: number }) | null;
 }
 
 /** What this process remembers of its own actions. Lost at a restart; then the step is done again. */

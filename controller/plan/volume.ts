@@ -4,6 +4,7 @@
  */
 import { createHash } from 'node:crypto';
 import { copyState } from '../../lib/core/replica-state.ts';
+import { SILENCE_MS } from '../../lib/fence/timing.ts';
 import type { FencingMode } from '../../lib/fence/types.ts';
 import {
   effectivePolicy,
@@ -1239,17 +1240,20 @@ function actOn(
       leftBehind = `${from} holds ${generation}, which ${target} could not fetch in time: ${ended.error ?? 'no reason given'}`;
     }
     // A node whose kubelet is gone may still answer: what it has is fetched, with a lease once its writer stands still.
+    // That is when neither this controller nor the copy gives it anything: the copy is told to let go of it at once.
     const waits = o.fence.fenceWaitMs;
     const report = reachableReport(v.active);
     if (report?.role === 'active' && report.epoch === v.epoch) {
-      if (waits === null || waits > 0)
+      const free = freeSinceMs(v, target);
+      if (waits === null || (free ?? 0) < 0 || (waits > 0 && free !== null))
         return {
           ...base,
           waitsFor: `the lease of ${v.activeNode} to end`,
-          nextLookMs: Math.min(1000, Math.max(100, waits ?? 1000)),
+          nextLookMs: Math.min(1000, Math.max(100, waits ?? 1000, -(free ?? 0))),
         };
       const tag = `salvage:${v.epoch}:${target}`;
-      if (!o.memory.prepared.some((one) => one.tag === tag && one.ageMs < SALVAGE_GOOD_MS))
+      const goodMs = Math.min(SALVAGE_GOOD_MS, free ?? SALVAGE_GOOD_MS);
+      if (waits === 0 && !o.memory.prepared.some((one) => one.tag === tag && one.ageMs < goodMs))
         return {
           ...base,
           waitsFor: `${target} to fetch what ${v.activeNode} still has`,
@@ -1303,6 +1307,17 @@ function actOn(
       nextLookMs: decision.code === 'GRACE' ? graceLook(v) : 5000,
     };
   return stay;
+}
+
+/**
+ * Since when the copy that is to be promoted has not been bound by a promise to the active node, ms; negative: it still
+ * is, for so long; null: it has not said that it is, or so long ago that it may have given another one.
+ */
+function freeSinceMs(v: View, target: string): number | null {
+  const asked = v.o.fence.consent;
+  if (v.fencing !== 'lease' || asked?.code !== 'PROMISED') return null;
+  const free = asked.ageMs - asked.waitMs;
+  return asked.node === target && asked.epoch > v.epoch && free < SILENCE_MS ? free : null;
 }
 
 function graceLook(v: View): number {

@@ -6,7 +6,7 @@
  * ever promised.
  */
 import { type FenceRules, PROTOCOL } from './rules.ts';
-import { holdMs } from './timing.ts';
+import { holdMs, SILENCE_MS } from './timing.ts';
 import type { ConsentCode } from './types.ts';
 
 /** What must survive a restart of the agent. */
@@ -85,7 +85,7 @@ export class ReplicaFence {
     if (epoch === this.#state.epoch) return { code: 'CONSENT', waitMs: 0 };
     if (insist) {
       this.#insisted = Math.max(this.#insisted, epoch);
-      this.#silentUntil = now + 2 * holdMs(this.#leaseMs);
+      this.#silentUntil = now + holdMs(this.#leaseMs) + SILENCE_MS;
     }
     const free = released !== null && released < epoch && released >= this.#for;
     if (this.#rules.promiseBinds && !free && now < this.#until)

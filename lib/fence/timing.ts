@@ -19,6 +19,12 @@ export const MARGIN_MS = 500;
 export const BEAT_MS = 1_000;
 
 /**
+ * How long a replica that was told to let go of the active node gives it nothing beyond the hold, ms: what that node
+ * still has is fetched then (30 s at most), and its writer has to stand still until the decision.
+ */
+export const SILENCE_MS = 35_000;
+
+/**
  * How long a grantor waits after it granted a lease of `leaseMs`, on its own clock. The slowest clock against the
  * fastest is (1 + d) / (1 - d), less than 1 + 5 d for every drift d up to half; what is left beyond the drift is room
  * for the freezer.

@@ -170,6 +170,10 @@ export class World {
     released: null,
     consent: null,
   };
+  /** how long copies are bound by what they promised the active node when they are told to let go of it, ms */
+  promiseMs = 0;
+  /** when they were told so */
+  toldAt: number | null = null;
   memory: { -readonly [K in keyof Observed['memory']]: Observed['memory'][K][number][] } = {
     prepared: [],
     caughtUp: [],
@@ -360,10 +364,20 @@ export class World {
         const again = action.record.to === activeNode && this.fence.released === this.status.epoch;
         if (!first && !again && !promotable?.nodes.includes(action.record.to))
           throw new Error('not promotable');
+        // The copy's consent comes first.
+        this.toldAt ??= this.now;
+        const { epoch, to } = action.record;
+        const waitMs = this.toldAt + this.promiseMs - this.now;
+        if (!first && waitMs > 0) {
+          const reply = { node: to, epoch, term: 1, consent: false, code: 'PROMISED', seen: 1 } as const;
+          this.fence.consent = { ...reply, waitMs, ageMs: 0 };
+          return;
+        }
         if (!first && this.fence.fenceWaitMs !== 0 && this.fence.released !== this.status.epoch) return;
         this.write(action.status);
         this.decisions += 1;
-        this.fence = { ...this.fence, released: null, acknowledged: null };
+        this.fence = { ...this.fence, released: null, acknowledged: null, consent: null };
+        this.toldAt = null;
         return;
       }
       case 'prepare': {
@@ -492,6 +506,7 @@ export class World {
 
   private goOn(ms: number, plan: VolumePlan): void {
     this.now += ms;
+    if (this.fence.consent !== null) this.fence.consent.ageMs += ms;
     for (const list of [this.memory.prepared, this.memory.caughtUp]) for (const one of list) one.ageMs += ms;
     for (const agent of this.agents) {
       if (agent.reachable) agent.reportAgeMs = 100;
