@@ -186,6 +186,11 @@ export interface PromotionPlan {
   done: Step[];
   actions: Action[];
   finished: boolean;
+  /**
+   * All is done but that pods are ending on a node that does not say when they have: it may never say so. Nothing else
+   * waits for them.
+   */
+  onlyEnding: boolean;
 }
 
 /**
@@ -236,9 +241,11 @@ export function promotionSteps(
   // Once all were gone, what comes later is another matter: the volume follows a new pod, it does not delete it.
   const stale = noted.has('deletePods') ? [] : stalePods(record, o);
   if (stale.length === 0) now.add('deletePods');
+  let toEnd = 0;
   for (const pod of stale) {
     const force = mayForce(pod, o, wanted.fencing, promoted || noted.has('promoteNew'));
     if (pod.deleting && !force) continue;
+    toEnd += 1;
     actions.push({
       id: `deletePod:${pod.name}`,
       kind: 'deletePod',
@@ -249,7 +256,9 @@ export function promotionSteps(
     });
   }
   const done = STEPS.filter((step) => noted.has(step) || now.has(step));
-  return { done, actions, finished: done.length === STEPS.length };
+  const open = STEPS.filter((step) => !done.includes(step));
+  const onlyEnding = toEnd === 0 && open.every((step) => step === 'deletePods');
+  return { done, actions, finished: open.length === 0, onlyEnding };
 }
 
 export interface MoveStep {

@@ -420,7 +420,7 @@ function planLiving(o: Observed, object: SimpleVolume): VolumePlan {
       fencing: v.fencing,
       placed,
     });
-    unfinished = !steps.finished;
+    unfinished = !steps.finished && !steps.onlyEnding;
     if (unfinished) carriedOut.push(...steps.actions);
     carriedOut.push(...leftPods(record, o));
     if (record.done.length === 0 && v.epoch > 1) events.push(promotedEvent(record));

@@ -1303,6 +1303,24 @@ t.test('a lost node whose agent still answers is flushed before the promotion, a
   t.end();
 });
 
+t.test('a pod that cannot end on the lost node does not keep the volume from the new pod', (t) => {
+  const world = atRest(['a', 'b', 'c'], { ...REPLICATED, 'failover-fencing': 'none' });
+  // Its kubelet is gone, its agent answers: nobody may take the pod off. A ReplicaSet makes the next one all the same.
+  world.on('a').ready = false;
+  for (let i = 0; i < 40 && world.pods[0]?.deleting !== true; i += 1) world.step();
+  t.match(world.status, { activeNode: 'b', epoch: 2 });
+  world.pods.push(
+    pod('game-1', 'c', { phase: 'Pending', ready: false, createdAt: world.now + 1000, uid: 'next' }),
+  );
+  for (let i = 0; i < 20; i += 1) world.step();
+  t.match(world.status, { activeNode: 'c', epoch: 3, promotion: { planned: true } });
+  t.match(world.pods, [
+    { name: 'game-0', node: 'a', deleting: true },
+    { name: 'game-1', node: 'c', phase: 'Running' },
+  ]);
+  t.end();
+});
+
 t.test(
   'D32: a silent node that Kubernetes calls Ready: its copies decide, and an agent being restarted is not silent',
   (t) => {
