@@ -219,19 +219,23 @@ export class Cluster {
       .map((one) => `${one.reason}: ${one.message}`);
   }
 
-  /** A pod by label that is Ready and not being deleted, on another node than those named. */
+  /** A pod by label that is Ready and not being deleted, on another node than those named and another one than `old`. */
   podRunning(
     selector: string,
-    options: { namespace?: string; not?: readonly string[]; limitMs?: number } = {},
+    options: { namespace?: string; not?: readonly string[]; old?: RunningPod; limitMs?: number } = {},
   ): Promise<RunningPod> {
-    const { namespace = 'default', not = [], limitMs = 60_000 } = options;
+    const { namespace = 'default', not = [], old, limitMs = 60_000 } = options;
     const where = not.length > 0 ? ` elsewhere than on ${not.join(', ')}` : '';
     return this.waitFor(
       `a pod ${selector} Running${where}`,
       async () => {
         const pods = await this.list('pods', namespace, selector);
         const pod = pods.find(
-          (one) => !one.metadata.deletionTimestamp && !not.includes(one.spec.nodeName) && isReady(one),
+          (one) =>
+            !one.metadata.deletionTimestamp &&
+            one.metadata.uid !== old?.uid &&
+            !not.includes(one.spec.nodeName) &&
+            isReady(one),
         );
         if (!pod) return null;
         const { name, uid } = pod.metadata;
@@ -280,7 +284,7 @@ export class Cluster {
   }
 
   /**
-   * Waits for a failover away from a node. To be asked right after a power cut: a move may follow, and then its record
+   * Waits for a failover away from a node, or for a move that was decided in the last second before. To be asked right after a power cut: a move may follow, and then its record
    * is in the place of this one.
    * @param off ms since 1970, when the node was off
    * @returns how many seconds before `off` the promoted copy may end, as the decision said: it counts from itself back
@@ -291,11 +295,12 @@ export class Cluster {
       async () => {
         const promotion = (await this.simpleVolume(volume))?.status?.promotion;
         const late = Date.parse(promotion?.decidedAt) + 1000 > off; // it has whole seconds
-        return promotion?.from === node && promotion.planned === false && late && promotion;
+        return promotion?.from === node && late && promotion;
       },
       limitMs,
       500,
     );
+    if (record.planned) return 0; // a move that was flushed before
     const [, seconds] = /at most the last ([\d.]+) s are lost/.exec(record.reason) ?? [];
     if (seconds === undefined) throw new Error(`nothing was announced: ${record.reason}`);
     return Math.max(0, Number(seconds) - (Date.parse(record.decidedAt) - off) / 1000);
