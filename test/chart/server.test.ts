@@ -7,6 +7,7 @@ import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import t from 'tap';
+import { FENCE_LEASE_KEY } from '../../controller/act/fence.ts';
 import { waitFor } from '../../lib/local/cluster.ts';
 import { kubeProgram, NO_RBAC_PROXY, noKube, rbacProxy } from '../kube/harness/programs.ts';
 import { freePort, KubeServer } from '../kube/harness/server.ts';
@@ -139,6 +140,53 @@ spec: { claimName: demo, volumeName: pvc-1, storageClassName: simple-volume, poo
       t.match(JSON.stringify(resources.filter((one) => /Invalid|Error/.test(one.status))), words, name);
     }
   });
+
+  await t.test(
+    'an installation after an uninstall finds who led last and what that one may have granted',
+    async (t) => {
+      const home = mkdtempSync(path.join(tmpdir(), 'sv-helm-'));
+      t.teardown(() => rmSync(home, { recursive: true, force: true }));
+      const helm = (...args: string[]): string =>
+        execFileSync(kubeProgram('helm') as string, args, {
+          encoding: 'utf8',
+          env: { PATH: process.env.PATH, KUBECONFIG: server.kubeconfig, HOME: home },
+        });
+      const install = (): string =>
+        helm('upgrade', '--install', 'again', CHART, '-n', 'again', '--create-namespace');
+      const read = async (kind: string, name: string): Promise<Plain> => {
+        const { metadata, spec, data } = JSON.parse(
+          await server.kubectl(['get', kind, name, '-n', 'again', '-o', 'json']),
+        );
+        return { uid: metadata.uid, grants: metadata.annotations[FENCE_LEASE_KEY], spec, data };
+      };
+      install();
+      t.match(await read('lease', 'again-controller'), { grants: undefined, spec: {} }, 'nobody has led');
+      const led = {
+        metadata: { annotations: { [FENCE_LEASE_KEY]: '8000' } },
+        spec: { holderIdentity: 'one', leaseTransitions: 7 },
+      };
+      await server.kubectl([
+        'patch',
+        'lease',
+        'again-controller',
+        '-n',
+        'again',
+        '--type=merge',
+        '-p',
+        JSON.stringify(led),
+      ]);
+      const lease = await read('lease', 'again-controller');
+      const secret = await read('secret', 'again-agents');
+      install();
+      t.strictSame(await read('lease', 'again-controller'), lease, 'after an upgrade');
+      helm('uninstall', 'again', '-n', 'again');
+      install();
+      t.strictSame(await read('lease', 'again-controller'), lease, 'after a new installation');
+      t.match(lease, { grants: '8000', spec: { holderIdentity: 'one', leaseTransitions: 7 } });
+      t.strictSame(await read('secret', 'again-agents'), secret, 'and the token and the authority');
+      helm('uninstall', 'again', '-n', 'again');
+    },
+  );
 
   await t.test(
     'pod security: the controller needs no right at all, an agent only its directories, csi-node is privileged',

@@ -332,11 +332,15 @@ async function goesOn(cluster: Cluster, { selector, volume }: Load): Promise<voi
   const pod = await cluster.podRunning(selector);
   const now = lines(await cluster.sh(pod.name, 'cat /data/lines')).length;
   for (const { name } of cluster.others(pod.node))
-    await cluster.waitFor(`new lines of ${volume.claim} reach ${name}`, async () => {
-      const there = lines(cluster.read(name, volume, 'lines'));
-      if (faultOf(there) !== null) throw new Error(faultOf(there) as string);
-      return there.length > now;
-    });
+    await cluster.waitFor(
+      `new lines of ${volume.claim} reach ${name}`,
+      async () => {
+        const there = lines(cluster.read(name, volume, 'lines'));
+        if (faultOf(there) !== null) throw new Error(faultOf(there) as string);
+        return there.length > now;
+      },
+      120_000,
+    );
 }
 
 /** The data of the Secrets, by name. */
