@@ -125,6 +125,7 @@ export class Controller {
   private readonly answering = new Map<string, boolean>();
   private health: HealthServer | null = null;
   private trigger: TriggerServer | null = null;
+  private expand: ActContext['expand'] | null = null;
   private csi: { close(): Promise<void> } | null = null;
   private timer: { cancel(): void } | null = null;
   private leadTerm: number | null = null;
@@ -196,6 +197,12 @@ export class Controller {
       recorder: this.recorder,
       clock,
       logger,
+      // Loaded when the first volume grows: it brings the libraries of the driver along.
+      expand: async (name, bytes) => {
+        const { expander } = await import('./csi/serve.ts');
+        this.expand ??= expander(this.kube, this.world, this.agents, logger);
+        return this.expand(name, bytes);
+      },
       fullSyncTurns: new Turns(FULL_SYNCS),
       look: (key) => this.queue.add(key),
       written: (object) => this.world.setAhead(object),

@@ -115,6 +115,7 @@ function keepClaim(claim: PersistentVolumeClaim): KeptClaim {
     annotations: annotationsOf(claim),
     storageClassName: spec?.storageClassName ?? '',
     requestedBytes: bytesOf(spec?.resources?.requests?.storage),
+    capacityBytes: bytesOf(claim.status?.capacity?.storage),
     volumeName: spec?.volumeName ?? '',
   };
 }

@@ -19,6 +19,7 @@ import {
 } from '../cluster/index.ts';
 import type { Clock, Logger, ObjectReference, Recorder, SimpleVolume } from '../cluster/types.ts';
 import { canonical } from '../plan/conditions.ts';
+import { quantityOf } from '../plan/fit.ts';
 import {
   type Action,
   type ActionBody,
@@ -43,6 +44,8 @@ export interface ActContext {
   clock: Clock;
   logger: Logger;
   fullSyncTurns: Turns;
+  /** makes a volume larger wherever it is; gives its size. Throws with a sentence for people */
+  expand: (name: VolumeName, bytes: number) => Promise<number>;
   /** asks for another look at a volume */
   look: (key: string) => void;
   /** the object as this process has just written it; caches may be behind */
@@ -60,6 +63,9 @@ export interface Applied {
   againMs: number | null;
   failed: { id: string; error: string }[];
 }
+
+/** A size that was refused is asked for again, ms: room may have come. */
+const EXPAND_AGAIN_MS = 60_000;
 
 type Of<K extends ActionBody['kind']> = Extract<ActionBody, { kind: K }>;
 
@@ -262,11 +268,63 @@ class VolumeActs {
         );
       case 'deletePod':
         return this.deletePod(action);
+      case 'expand':
+        return this.expand(action);
       case 'acceptManualSync':
         return this.acceptManualSync(action);
       case 'mirror':
         return this.mirror(action);
     }
+  }
+
+  private async expand(action: Of<'expand'>): Promise<boolean> {
+    const { clock, kube, recorder } = this.c;
+    const { claim, volume, namespace } = this.observed;
+    if (claim === null || volume === null) return false;
+    const before = this.memory.refusedSize;
+    if (before?.bytes === action.bytes && clock.boot() - before.at < EXPAND_AGAIN_MS) return false;
+    const about = {
+      apiVersion: apiVersion(CLAIMS),
+      kind: CLAIMS.kind,
+      name: claim.name,
+      namespace,
+      uid: claim.uid,
+    };
+    let bytes: number;
+    try {
+      bytes = await this.c.expand(this.name, action.bytes);
+    } catch (error) {
+      this.memory.refusedSize = { bytes: action.bytes, at: clock.boot() };
+      this.soon(EXPAND_AGAIN_MS);
+      const message = `The volume cannot grow to ${quantityOf(action.bytes)}: ${errorText(error)}`;
+      recorder.event(about, {
+        type: 'Warning',
+        reason: 'ExpansionFailed',
+        message,
+        cause: 'ExpansionFailed',
+      });
+      return false;
+    }
+    this.memory.refusedSize = null;
+    const storage = quantityOf(bytes);
+    if ((volume.bytes ?? 0) < bytes)
+      await this.merge(
+        () => kube.merge(VOLUMES, { name: volume.name }, { spec: { capacity: { storage } } }),
+        `expandPv ${volume.name}`,
+      );
+    await this.merge(
+      () =>
+        kube.merge(
+          CLAIMS,
+          { namespace, name: claim.name },
+          { status: { capacity: { storage } } },
+          { uid: claim.uid, subresource: 'status' },
+        ),
+      `expandPvc ${claim.name}`,
+    );
+    const message = `The volume has grown to ${storage}.`;
+    recorder.event(about, { type: 'Normal', reason: 'Expanded', message, cause: storage });
+    return true;
   }
 
   private async createObject(action: Of<'createObject'>): Promise<boolean> {

@@ -32,6 +32,8 @@ export class VolumeMemory {
   mirrored: string | null = null;
   /** what the owner of a stuck pod said last */
   owner: { key: string; at: number; wants: boolean } | null = null;
+  /** the size that was refused last, and when */
+  refusedSize: { bytes: number; at: number } | null = null;
   /** how much of the longest time its ages are left as they are, drawn anew with every write: volumes take turns */
   agesShare = drawShare();
   /** looks in a row in which something failed */

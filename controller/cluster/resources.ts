@@ -99,6 +99,7 @@ export interface StorageClass extends KubeObject {
   parameters?: Record<string, string>;
   reclaimPolicy?: string;
   volumeBindingMode?: string;
+  allowVolumeExpansion?: boolean;
 }
 
 export interface Lease extends KubeObject {

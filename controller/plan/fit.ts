@@ -29,6 +29,17 @@ export const SUFFIXES: Readonly<Record<string, number>> = {
   Ei: 2 ** 60,
 };
 
+/** Bytes as a quantity of the API, with the largest suffix that says them exactly. */
+export function quantityOf(bytes: number): string {
+  const units = ['', 'Ki', 'Mi', 'Gi', 'Ti', 'Pi'];
+  let unit = 0;
+  while (bytes > 0 && bytes % 1024 === 0 && unit < units.length - 1) {
+    bytes /= 1024;
+    unit++;
+  }
+  return `${bytes}${units[unit]}`;
+}
+
 /** A quantity of the API (`500m`, `1.5Gi`, `2e3`) in thousandths, rounded up; null for anything else. */
 export function parseQuantity(text: string): number | null {
   const match =

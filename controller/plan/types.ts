@@ -45,6 +45,8 @@ export interface ObservedClaim {
   provisioner?: string | null;
   /** bytes asked for; null: not said */
   requestedBytes: number | null;
+  /** bytes that its status says it has; null or absent: not bound yet */
+  capacityBytes?: number | null;
 }
 
 export interface ObservedPersistentVolume {
@@ -377,6 +379,11 @@ export type ActionBody =
   /** POST replication/force on the active node. */
   | { kind: 'liftCondition'; node: string; epoch: number; condition: 'MassDelete' | 'RootChanged' }
   /** A manual sync is under way or cannot be: the trigger stops waiting for it. */
+  /**
+   * The volume grows to `bytes`: agents first, then the PersistentVolume, then the status of the claim. A refusal is an
+   * Event, and is asked again after a minute.
+   */
+  | { kind: 'expand'; bytes: number }
   | { kind: 'acceptManualSync'; requestId: string; run: string }
   /** The ClusterSimpleVolume of this PersistentVolume as it shall be (created when missing). */
   | {

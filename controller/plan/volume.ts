@@ -442,6 +442,7 @@ function planLiving(o: Observed, object: SimpleVolume): VolumePlan {
   // While the workload is stopped for a move, its next pod is not drawn to the node that is left.
   if (!unfinished)
     carriedOut.push(...steadyActions(v, body, labels(outcome.stopping ? null : activeNode), placed));
+  if (!unfinished && outcome.moving === null) carriedOut.push(...expansion(o));
   if (!unfinished && outcome.moving === null && !outcome.refused)
     for (const { node } of unwantedCopies(v, body)) {
       carriedOut.push({ id: `removeCopy:${node}`, kind: 'removeCopy', node, epoch: v.epoch });
@@ -1455,6 +1456,15 @@ function promotedEvent(record: PromotionRecord): PlannedEvent {
         `${record.reason}${record.leftBehind === undefined ? '' : ` Left behind: ${record.leftBehind}.`}`,
         `epoch ${record.epoch}`,
       );
+}
+
+/** What a claim that asks for more than it has waits for. Kubernetes leaves this to the driver. */
+function expansion({ claim, volume }: Observed): Action[] {
+  const [wanted, shown, has] = [claim?.requestedBytes, claim?.capacityBytes, volume?.bytes];
+  if (claim?.deleting || !wanted || !shown || !has) return [];
+  // A volume that is larger than its claim asks for is as large as it was when both were bound, or half way through this.
+  const bytes = Math.max(wanted, has);
+  return bytes > shown ? [{ id: 'expand', kind: 'expand', bytes }] : [];
 }
 
 /** Whether the volume is held to its size on the node where it is active. Copies are not limited. */

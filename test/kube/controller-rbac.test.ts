@@ -155,6 +155,25 @@ tap.test('with exactly the documented rights', { skip: noKube(), timeout: 120_00
     await until('an Event', async () =>
       (await cluster.events('saves')).some((one) => one.message.includes('abc')),
     );
+    // A claim that asks for more gets it: on the nodes that have the volume, in its PersistentVolume and its status.
+    const claim = { namespace: 'default', name: 'saves' };
+    const bound = { phase: 'Bound', capacity: { storage: '1Gi' }, accessModes: ['ReadWriteOnce'] };
+    await kube.merge(CLAIMS, claim, { status: bound }, { subresource: 'status' });
+    await kube.merge(CLAIMS, claim, { spec: { resources: { requests: { storage: '1536Mi' } } } });
+    await until('the claim has grown', async () => {
+      const { status } = await kube.get(CLAIMS, claim);
+      return status?.capacity?.storage === '1536Mi';
+    });
+    t.equal((await kube.get(VOLUMES, { name: 'pv-saves' })).spec?.capacity?.storage, '1536Mi');
+    for (const node of ['a', 'b', 'c'])
+      t.equal(agents.agents.get(node)?.sizes.get('pv-saves'), 1536 * 2 ** 20, `${node} knows it`);
+    t.ok((await cluster.events('saves')).some((one) => one.reason === 'Expanded'));
+    // More than there is: said, and nothing changes.
+    await kube.merge(CLAIMS, claim, { spec: { resources: { requests: { storage: '900Ti' } } } });
+    await until('it is refused', async () =>
+      (await cluster.events('saves')).some((one) => one.reason === 'ExpansionFailed'),
+    );
+    t.equal((await kube.get(VOLUMES, { name: 'pv-saves' })).spec?.capacity?.storage, '1536Mi');
     await cluster.cordon('a', true);
     await cluster.waitFor(
       'saves',

@@ -64,6 +64,8 @@ export class PlayedAgent {
   /** when the leader or a replica last vouched for its writers: a poll that it answered, or a beat that was answered */
   vouchedAt = Number.NEGATIVE_INFINITY;
   space = { freeBytes: 2 ** 40, totalBytes: 2 ** 41 };
+  /** bytes of the volumes that were told to grow */
+  readonly sizes = new Map<string, number>();
   private readonly cluster: PlayedAgents;
   private readonly runs = new Map<string, { volume: string; ends: number }>();
   private server: http.Server | null = null;
@@ -113,9 +115,12 @@ export class PlayedAgent {
     }
     if (this.mode === 'away' || this.deaf) return void request.socket.destroy();
     if (this.mode === 'hangs') return;
-    const path = (request.url ?? '').split('?')[0] as string;
+    const [path = '', query] = (request.url ?? '').split('?');
     const text = Buffer.concat(parts).toString();
-    const body = (text === '' ? {} : JSON.parse(text)) as Record<string, unknown>;
+    const body = (text === '' ? Object.fromEntries(new URLSearchParams(query)) : JSON.parse(text)) as Record<
+      string,
+      unknown
+    >;
     if (!path.startsWith('/replication/fence/poll') && path !== '/replication/volumes')
       this.cluster.seen.push({ node: this.node, method: request.method ?? '', path, body, at: now() });
     else this.cluster.polls++;
@@ -226,6 +231,24 @@ export class PlayedAgent {
         this.runs.set(id, { volume: key, ends: now() + this.fullSyncMs });
         return { id, started: true };
       }
+      case '/replication/pool':
+        return { space: this.space, volumes: this.volumes.size };
+      case '/replication/volume/record': {
+        const found = this.volumes.get(`${body.namespace}/${body.volume}`);
+        if (!found) return { known: false };
+        const { role, epoch, state } = found;
+        return {
+          known: true,
+          role,
+          epoch,
+          bytes: this.sizes.get(found.volume) ?? null,
+          watched: state !== 'stopped',
+        };
+      }
+      case '/replication/volume/resize':
+        this.known(body);
+        this.sizes.set(body.volume as string, body.bytes as number);
+        return { bytes: body.bytes };
       case '/replication/volume/remove': {
         const key = `${body.namespace}/${body.volume}`;
         if (!this.volumes.has(key)) return { removed: false };

@@ -98,6 +98,7 @@ export class TestCluster {
       kind: 'StorageClass',
       metadata: { name: 'fast' },
       provisioner: DRIVER,
+      allowVolumeExpansion: true,
       parameters: { pool: 'default' },
       volumeBindingMode: 'WaitForFirstConsumer',
     });

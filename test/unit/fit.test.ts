@@ -1,5 +1,5 @@
 import t from 'tap';
-import { fits, headroom, parseQuantity, podRequests } from '../../controller/plan/fit.ts';
+import { fits, headroom, parseQuantity, podRequests, quantityOf } from '../../controller/plan/fit.ts';
 import { candidateLabel, roleLabel } from '../../controller/plan/labels.ts';
 import type { ObservedNode, PodTemplate } from '../../controller/plan/types.ts';
 
@@ -167,5 +167,18 @@ t.test('B14: space in the pool', (t) => {
   t.equal(headroom(null), 64 * 2 ** 20);
   t.equal(headroom(10 * Gi), Gi / 2);
   t.equal(headroom(10_000 * Gi), Gi);
+  t.end();
+});
+
+t.test('bytes are written as Kubernetes writes them', (t) => {
+  for (const [bytes, text] of [
+    [0, '0'],
+    [1000, '1000'],
+    [1024, '1Ki'],
+    [1536 * 2 ** 20, '1536Mi'],
+    [2 ** 40, '1Ti'],
+    [2 ** 40 + 1, '1099511627777'],
+  ] as const)
+    t.equal(quantityOf(bytes), text);
   t.end();
 });

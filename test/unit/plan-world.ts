@@ -445,6 +445,10 @@ export class World {
         if (this.claim !== null)
           this.claim = { ...this.claim, annotations: merged(this.claim.annotations, action.annotations) };
         return;
+      case 'expand':
+        this.volume = { ...(this.volume as NonNullable<Observed['volume']>), bytes: action.bytes };
+        if (this.claim !== null) this.claim = { ...this.claim, capacityBytes: action.bytes };
+        return;
       case 'labelNode':
         this.on(action.node).labels = merged(this.on(action.node).labels, action.labels);
         return;

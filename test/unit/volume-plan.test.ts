@@ -840,6 +840,28 @@ t.test(
   },
 );
 
+t.test('a claim that asks for more than it has grows, whatever of it was done before', (t) => {
+  const world = atRest();
+  const GiB = 2 ** 30;
+  const planned = (requestedBytes: number, bytes: number | null, capacityBytes: number | null): unknown => {
+    world.claim = { ...(world.claim as NonNullable<typeof world.claim>), requestedBytes, capacityBytes };
+    world.volume = { ...(world.volume as NonNullable<typeof world.volume>), bytes };
+    return planVolume(world.observed()).actions.find((one) => one.kind === 'expand');
+  };
+  t.equal(planned(GiB, GiB, GiB), undefined);
+  t.match(planned(2 * GiB, GiB, GiB), { bytes: 2 * GiB });
+  t.match(planned(2 * GiB, 2 * GiB, GiB), { bytes: 2 * GiB }, 'a crash before the claim was told');
+  t.equal(planned(2 * GiB, 2 * GiB, 2 * GiB), undefined);
+  t.equal(planned(GiB, 5 * GiB, 5 * GiB), undefined, 'bound to a larger volume');
+  t.equal(planned(2 * GiB, GiB, null), undefined, 'not bound yet');
+  t.equal(planned(2 * GiB, null, GiB), undefined);
+  planned(3 * GiB, GiB, GiB);
+  world.settle();
+  t.match(world.claim, { capacityBytes: 3 * GiB });
+  t.match(world.volume, { bytes: 3 * GiB });
+  t.end();
+});
+
 t.test('a claim of the same name with another volume starts anew', (t) => {
   const world = atRest();
   world.volume = {
