@@ -36,7 +36,7 @@ export const PACKAGES: readonly SystemPackage[] = [
   { name: 'busybox-static', program: 'busybox', suites: ['cluster'] },
   { name: 'iproute2', program: 'ip', suites: ['cluster'] },
   { name: 'xfsprogs', program: 'mkfs.xfs', suites: ['native'] },
-  { name: 'btrfs-progs', program: 'mkfs.btrfs', suites: ['native', 'csi'] },
+  { name: 'btrfs-progs', program: 'mkfs.btrfs', suites: ['native', 'csi', 'cluster'] },
 ];
 
 /** Debian keeps servers and games out of the usual PATH. */

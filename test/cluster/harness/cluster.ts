@@ -34,7 +34,7 @@ import { programPath } from '../../packages.ts';
 import { ControlPlane } from './control-plane.ts';
 import { baseImages } from './images.ts';
 import { giveBack, type Instance, take } from './instance.ts';
-import { cleanUp, takeDown } from './leftovers.ts';
+import { cleanUp, removeFolder, takeDown } from './leftovers.ts';
 import { ClusterNode, type Cut } from './node.ts';
 import { run, tail } from './program.ts';
 
@@ -72,6 +72,8 @@ export interface ClusterOptions {
   values?: object | null;
   /** files with values, which go before `values` */
   valueFiles?: readonly string[];
+  /** nodes whose pool is a disk of its own with btrfs, which can hold a volume to its size */
+  btrfs?: readonly string[];
   /** more images (tar files of `docker save`), loaded on every node */
   images?: readonly string[];
   /** told what goes on */
@@ -144,6 +146,7 @@ export class Cluster {
     }
     const cluster = new Cluster(taken, folder, say);
     try {
+      for (const node of options.btrfs ?? []) cluster.node(node).makeDisk();
       await cluster.bringUp(options.images ?? []);
       if (options.values !== null) await cluster.install(options.values, options.valueFiles);
       cluster.readyMs = performance.now() - began;
@@ -545,7 +548,7 @@ export class Cluster {
       takeDown(this.instance);
     } finally {
       if (this.failed) this.keepLogs();
-      rmSync(this.folder, { recursive: true, force: true, maxRetries: 3 });
+      removeFolder(this.folder);
     }
     giveBack(this.instance.number);
   }

@@ -137,10 +137,20 @@ export function takeDown(cluster: Instance): void {
   }
 }
 
+/** Removes a cluster's folder with the disks of its pools that are mounted there. */
+export function removeFolder(folder: string): void {
+  const mounted = readFileSync('/proc/self/mounts', 'utf8')
+    .split('\n')
+    .map((line) => line.split(' ')[1] ?? '')
+    .filter((target) => target.startsWith(`${folder}/`));
+  for (const target of mounted.reverse()) execFileSync('umount', [target]);
+  rmSync(folder, { recursive: true, force: true, maxRetries: 3 });
+}
+
 /** Cleans up after a run that ended without doing so. */
 export function cleanUp(number: number): void {
   takeDown(instance(number));
   const folder = forgottenFolder(number);
-  if (folder !== null) rmSync(folder, { recursive: true, force: true, maxRetries: 3 });
+  if (folder !== null) removeFolder(folder);
   giveBack(number);
 }

@@ -109,6 +109,15 @@ export class ClusterNode {
     this.startKubelet();
   }
 
+  /** Gives its pool a disk of its own with btrfs. */
+  makeDisk(): void {
+    mkdirSync(this.pool, { recursive: true });
+    const image = path.join(this.folder, 'disk');
+    execFileSync('truncate', ['-s', '64G', image]);
+    execFileSync('mkfs.btrfs', ['-q', image]);
+    execFileSync('mount', ['-o', 'loop', image, this.pool]);
+  }
+
   /** Loads an image from a file. */
   async loadImage(file: string): Promise<void> {
     await this.enter(kubeProgram('ctr') as string, ['-n', 'k8s.io', 'images', 'import', file], {
