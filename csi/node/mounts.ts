@@ -70,6 +70,11 @@ export function placeOf(
 /** Of the file system that is put over a volume that has moved on. */
 export const MOVED = 'simple-volume-moved';
 
+/** As mountinfo marks the root of a directory that was removed. */
+const DELETED = '//deleted';
+/** Folder of a pool, see lib/agent/pool.ts. */
+const BACKUPS = '.simple-volume-backups';
+
 export type Layer = 'volume' | 'moved' | 'foreign';
 
 /**
@@ -86,7 +91,9 @@ export function layerOf(
   if (place && entry.device === place.device && entry.root === place.root) return 'volume';
   // of a directory that was removed meanwhile
   if (place && entry.device === place.device && entry.root === `${place.root}//deleted`) return 'volume';
-  if (tail !== null && (entry.root.endsWith(tail) || entry.root.endsWith(`${tail}//deleted`)))
-    return 'volume';
-  return 'foreign';
+  if (tail === null) return 'foreign';
+  const root = entry.root.endsWith(DELETED) ? entry.root.slice(0, -DELETED.length) : entry.root;
+  // What a node had that was replaced goes to the backups, and the mount of a pod that is still ending there with it.
+  const aside = root.slice(0, root.lastIndexOf('/')).endsWith(`/${BACKUPS}${tail}`);
+  return root.endsWith(tail) || aside ? 'volume' : 'foreign';
 }

@@ -1,6 +1,15 @@
 /** csi-node and the Controller service with two real agents and real mounts: what goes where, and what a refusal leaves. */
 import { execFileSync, spawnSync } from 'node:child_process';
-import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import {
+  existsSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  statSync,
+  writeFileSync,
+} from 'node:fs';
 import path from 'node:path';
 import { status } from '@grpc/grpc-js';
 import t from 'tap';
@@ -184,6 +193,27 @@ t.test(
     rmSync(target, { recursive: true });
   },
 );
+
+t.test('a mount whose tree went to the backups under an ending pod comes off', async (t) => {
+  const v = await volume();
+  const target = a.target(UID(1), v.name);
+  await publish(a, v, target);
+  // As an agent does on a node that was replaced: the mount follows its directory.
+  const backups = path.join(a.agent.pool, '.simple-volume-backups/ns', v.name);
+  mkdirSync(backups, { recursive: true });
+  renameSync(live(a, v.name), path.join(backups, '2026-12-03T07-33-52Z'));
+  mkdirSync(live(a, v.name));
+  await unpublish(a, v.id, target);
+  t.equal(mountsAt(target), 0);
+  t.notOk(existsSync(target));
+  // Another volume's is not this one's.
+  const other = path.join(a.agent.pool, '.simple-volume-backups/ns/pvc-other/2026-12-03T07-33-52Z');
+  mkdirSync(other, { recursive: true });
+  mkdirSync(target, { recursive: true });
+  execFileSync('mount', ['--bind', other, target]);
+  t.equal((await refused(unpublish(a, v.id, target))).code, status.FAILED_PRECONDITION);
+  execFileSync('umount', [target]);
+});
 
 t.test('G5: what somebody else mounted at a target is neither covered nor taken away', async (t) => {
   const v = await volume();
