@@ -21,7 +21,7 @@ export const TIME_LIMITS_S: readonly { under: string; seconds: number }[] = [
   { under: 'test/kube', seconds: 300 },
   { under: 'test/chart/', seconds: 420 },
   { under: 'test/cluster/claims.test.ts', seconds: 1500 },
-  { under: 'test/cluster/', seconds: 900 },
+  { under: 'test/cluster/', seconds: 1200 },
   { under: 'test/', seconds: 180 },
 ];
 

@@ -7,7 +7,7 @@ import { steps } from './harness/steps.ts';
 const FAILOVER_MS = 120_000;
 const since = (start: number): string => `${((performance.now() - start) / 1000).toFixed(1)} s`;
 
-t.test('power cuts', { skip: noCluster(), timeout: 840_000 }, async (t) => {
+t.test('power cuts', { skip: noCluster(), timeout: 1_140_000 }, async (t) => {
   const cluster = await Cluster.start({ say: (line) => t.comment(line) });
   t.teardown(() => cluster.stop());
   const step = steps(t, cluster);
