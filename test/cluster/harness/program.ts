@@ -1,6 +1,7 @@
 /** Programs of a cluster: each ends with this process, whatever ends it, and writes a log of its own. */
 import { type ChildProcess, execFile, spawn } from 'node:child_process';
 import { closeSync, openSync, readdirSync, readFileSync } from 'node:fs';
+import { createInterface } from 'node:readline';
 
 /** The last lines of a file, empty when there is none. */
 export function tail(file: string, lines = 15): string {
@@ -107,4 +108,15 @@ export function run(
     child.stdin?.on('error', () => {}); // it may end without reading all of it
     child.stdin?.end(input);
   });
+}
+
+/** Runs a program and tells its lines as they come. Returns what ends it. */
+export function follow(argv: readonly string[], line: (text: string) => void): () => void {
+  const child = spawn('setpriv', ['--pdeathsig', 'KILL', ...argv], { stdio: ['ignore', 'pipe', 'ignore'] });
+  const reader = createInterface({ input: child.stdout });
+  reader.on('line', line);
+  return () => {
+    child.kill('SIGKILL');
+    reader.close();
+  };
 }
