@@ -8,7 +8,7 @@
 
 #include <filesystem>
 #include <functional>
-#include <regex>
+#include <sstream>
 
 #include "engine/unpack.h"
 #include "test/transfer_support.h"
@@ -79,8 +79,16 @@ class Apply : public ::testing::Test {
   }
   // Where files are copied in, a redo does it again. That touches directories whose times these plans do not set.
   static std::string unfinished(const std::string& snapshot) {
-    static const std::regex kTimes(" kind 2 (.*) mtime [0-9]+ ");
-    return test::apart() == nullptr ? snapshot : std::regex_replace(snapshot, kTimes, " kind 2 $1 ");
+    if (test::apart() == nullptr) return snapshot;
+    std::istringstream lines(snapshot);
+    std::string out;
+    for (std::string line; std::getline(lines, line);) {
+      const std::size_t time = line.rfind(" mtime ");
+      if (line.find(" kind 2 ") != std::string::npos && time != std::string::npos)
+        line.erase(time, line.find(' ', time + 7) - time);
+      out += line + "\n";
+    }
+    return out;
   }
   // Slots that were renamed are gone; those that had to be copied are the caller's until all is on the disk.
   void slotsAreUsedUp() const {
