@@ -9,6 +9,7 @@ import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { kubeProgram } from '../../kube/harness/programs.ts';
+import { programPath } from '../../packages.ts';
 import type { ControlPlane } from './control-plane.ts';
 import { PAUSE_IMAGE } from './images.ts';
 import type { Instance, NodeNames } from './instance.ts';
@@ -114,7 +115,7 @@ export class ClusterNode {
     mkdirSync(this.pool, { recursive: true });
     const image = path.join(this.folder, 'disk');
     execFileSync('truncate', ['-s', '64G', image]);
-    execFileSync('mkfs.btrfs', ['-q', image]);
+    execFileSync(programPath('mkfs.btrfs') ?? 'mkfs.btrfs', ['-q', image]);
     execFileSync('mount', ['-o', 'loop', image, this.pool]);
   }
 
