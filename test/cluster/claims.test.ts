@@ -236,7 +236,12 @@ t.test('claims on a real cluster', { skip: noCluster(), timeout: 1_440_000 }, as
       return status.capacity.storage === '128Mi' && !(status.conditions ?? []).length;
     });
     t.equal((await cluster.get('pv', volume.name)).spec.capacity.storage, '128Mi');
-    t.equal((await fill(ns, app.name, 100)).bytes, 100 << 20, 'there is room for more');
+    // csi-node learns the new limit with the next report, a second later at most when nothing else is going on.
+    await cluster.waitFor(
+      'there is room for more',
+      async () => (await fill(ns, app.name, 100)).bytes === 100 << 20,
+      15_000,
+    );
     t.equal((await running(ns, 'app')).uid, app.uid, 'its pod was not disturbed');
     await t.rejects(grow(ns, 'grows', '64Mi'), /less than|shrink/, 'it never shrinks');
     return app;
