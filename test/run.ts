@@ -112,13 +112,11 @@ const BUILDS: readonly {
 ];
 const needs = (file: string, under: readonly string[]): boolean => under.some((one) => file.startsWith(one));
 
-const isCluster = (file: string): boolean => file.startsWith('test/cluster/');
-
 function testFile(file: string): Step<Result> {
   return {
     name: file,
-    // A cluster is three machines' worth of work: one at a time.
-    ...(isCluster(file) ? { lane: 'cluster' } : {}),
+    // A cluster is three machines' worth of work, and its time-outs are those of a cluster.
+    alone: file.startsWith('test/cluster/'),
     needs: [
       'addon',
       'C++ build',
@@ -179,8 +177,6 @@ steps.push(
     run: async () => (await build(root, 'cpp', ['-DTEST_ADDON=ON'])) ?? ready,
   },
 );
-// Clusters begin as soon as they can: one after the other they take longest of all.
-steps.push(...files.filter(isCluster).map(testFile));
 if (words.length === 0) {
   steps.push({
     name: 'C++ tests',
@@ -219,10 +215,10 @@ if (whole) {
     },
   );
 }
-// The longest first: real programs, then the others.
-const real = (file: string): boolean => file.startsWith('test/real/');
-const rest = files.filter((file) => !isCluster(file));
-steps.push(...[...rest.filter(real), ...rest.filter((file) => !real(file))].map(testFile));
+// The longest first: real programs, then the others. What runs alone is last: a slot that waits is lost.
+const order = (file: string): number =>
+  file.startsWith('test/real/') ? 0 : file.startsWith('test/cluster/') ? 2 : 1;
+steps.push(...files.toSorted((a, b) => order(a) - order(b)).map(testFile));
 
 const total: Counts = { passed: 0, failed: 0, skipped: 0 };
 const failedSteps: string[] = [];

@@ -3,8 +3,8 @@ export interface Step<T> {
   name: string;
   /** Names of steps that must have succeeded; when one has not, this one is not begun. */
   needs?: readonly string[];
-  /** Steps of one lane never run at the same time. */
-  lane?: string;
+  /** Takes all slots: nothing else runs at the same time, besides what is in the background. */
+  alone?: boolean;
   /** Takes no slot: a long build at low priority, beside which everything else goes on. */
   background?: boolean;
   run(): Promise<T>;
@@ -31,7 +31,6 @@ export async function runSteps<T>(
 ): Promise<void> {
   const waiting = [...steps];
   const state = new Map<string, boolean>();
-  const lanes = new Set<string>();
   let busy = 0;
   let running = 0;
   for (const step of steps) {
@@ -55,15 +54,13 @@ export async function runSteps<T>(
           i = 0;
           continue;
         }
-        const weight = step.background ? 0 : 1;
-        const { lane = '' } = step;
-        if (lanes.has(lane) || busy + weight > slots || !needs.every((need) => state.get(need) === true)) {
+        const weight = step.alone ? slots : step.background ? 0 : 1;
+        if (busy + weight > slots || !needs.every((need) => state.get(need) === true)) {
           i++;
           continue;
         }
         waiting.splice(i, 1);
         busy += weight;
-        if (lane !== '') lanes.add(lane);
         running++;
         const started = performance.now();
         begun(step);
@@ -71,7 +68,6 @@ export async function runSteps<T>(
           .run()
           .then((value) => {
             busy -= weight;
-            lanes.delete(lane);
             running--;
             settle({ step, value, seconds: (performance.now() - started) / 1000 });
             next();
