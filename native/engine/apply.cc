@@ -549,20 +549,7 @@ class Applier {
     (void)unlinkat(slots_.get(), done.c_str(), 0);
     const Fd copy(openat(slots_.get(), done.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
     if (!copy.valid()) throwErrno("openat", done);
-    if (!cloneFile(old.get(), copy.get())) {
-      CacheWindow window(copy.get(), true);
-      for (std::uint64_t at = 0; at < stat.size;) {
-        const auto [begin, end] = nextData(old.get(), at, stat.size);
-        for (at = begin; at < end;) {
-          const std::uint64_t n = copyRange(old.get(), copy.get(), at, std::min<std::uint64_t>(end - at, 4 << 20));
-          if (n == 0) throw errnoError(EIO, "copy_file_range", o.record.path());  // shorter than a moment ago
-          at += n;
-          result_.bytesWritten += n;
-          if (stat.size > kWindowBytes) window.advance(at);
-        }
-      }
-      if (ftruncate(copy.get(), static_cast<off_t>(stat.size)) != 0) throwErrno("ftruncate", done);
-    }
+    result_.bytesWritten += copyContents(old.get(), copy.get(), stat.size, o.record.path()).value_or(0);
     writeRuns(o, copy.get());
     setMetaCounted(copy.get(), o.record);
     // The rename must not reach the disk before the data: a redo would patch a file of zeros.

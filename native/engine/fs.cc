@@ -533,6 +533,24 @@ std::uint64_t removeTree(int root, std::string_view path) {
   return below + 1;
 }
 
+std::optional<std::uint64_t> copyContents(int in, int out, std::uint64_t size, std::string_view shown) {
+  if (cloneFile(in, out)) return std::nullopt;
+  std::uint64_t copied = 0;
+  CacheWindow window(out, true);
+  for (std::uint64_t at = 0; at < size;) {
+    const auto [begin, end] = nextData(in, at, size);
+    for (at = begin; at < end;) {
+      const std::uint64_t n = copyRange(in, out, at, std::min<std::uint64_t>(end - at, 4 << 20));
+      if (n == 0) throw errnoError(EIO, "copy_file_range", shown);  // shorter than a moment ago
+      at += n;
+      copied += n;
+      if (size > kWindowBytes) window.advance(at);
+    }
+  }
+  if (ftruncate(out, static_cast<off_t>(size)) != 0) throwErrno("ftruncate", shown);
+  return copied;
+}
+
 const char* const kCrossingName = ".simple-volume-crossing-7d1f6ac09b5e4e23";
 
 namespace {
@@ -553,21 +571,8 @@ void copyBeside(int fromDirectory, const std::string& from, const Stat& stat, in
   const Fd in = openBeneath(fromDirectory, from, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
   const Fd out(openat(toDirectory, kCrossingName, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!out.valid()) throwErrno("openat", shown);
-  if (!cloneFile(in.get(), out.get())) {
-    CacheWindow window(out.get(), true);
-    for (std::uint64_t at = 0; at < stat.size;) {
-      const auto [begin, end] = nextData(in.get(), at, stat.size);
-      for (at = begin; at < end;) {
-        const std::uint64_t n = copyRange(in.get(), out.get(), at, std::min<std::uint64_t>(end - at, 4 << 20));
-        if (n == 0) throw errnoError(EIO, "copy_file_range", shown);  // shorter than a moment ago
-        at += n;
-        if (stat.size > kWindowBytes) window.advance(at);
-      }
-    }
-    if (ftruncate(out.get(), static_cast<off_t>(stat.size)) != 0) throwErrno("ftruncate", shown);
-    // The rename must not reach the disk before the data.
-    if (fdatasync(out.get()) != 0) throwErrno("fdatasync", shown);
-  }
+  // The rename must not reach the disk before the data.
+  if (copyContents(in.get(), out.get(), stat.size, shown) && fdatasync(out.get()) != 0) throwErrno("fdatasync", shown);
   record.xattrs = readXattrs(in.get());
   RecordWriter(packed).append(record);
   // What the file system does not take of this one, it did not take of the first either.

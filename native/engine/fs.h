@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -152,6 +153,10 @@ class CacheWindow {
 };
 // From this size on a file is read and written through a CacheWindow.
 inline constexpr std::uint64_t kWindowBytes = 4 * 1024 * 1024;
+
+// Makes `out`, an empty file, what `in` is, of which `size` bytes count: a clone, else a copy that keeps the holes and
+// leaves little in the page cache. Not durable. Returns the bytes copied, nothing when it was cloned.
+std::optional<std::uint64_t> copyContents(int in, int out, std::uint64_t size, std::string_view shown);
 // From this size on the pages of a file that was copied whole are dropped once they are on the disk: few calls for most
 // of the memory.
 inline constexpr std::uint64_t kDropBytes = 64 * 1024;
