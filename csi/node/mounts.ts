@@ -1,4 +1,5 @@
 /** The mount table, as the kernel says it. Pure: text in, answers out (proc_pid_mountinfo(5)). */
+import { POOL_FOLDERS } from '../../lib/core/pool-folders.ts';
 
 export interface MountEntry {
   id: string;
@@ -72,8 +73,6 @@ export const MOVED = 'simple-volume-moved';
 
 /** As mountinfo marks the root of a directory that was removed. */
 const DELETED = '//deleted';
-/** Folder of a pool, see lib/agent/pool.ts. */
-const BACKUPS = '.simple-volume-backups';
 
 export type Layer = 'volume' | 'moved' | 'foreign';
 
@@ -88,12 +87,10 @@ export function layerOf(
   tail: string | null = null,
 ): Layer {
   if (entry.type === 'tmpfs' && entry.source === MOVED) return 'moved';
-  if (place && entry.device === place.device && entry.root === place.root) return 'volume';
-  // of a directory that was removed meanwhile
-  if (place && entry.device === place.device && entry.root === `${place.root}//deleted`) return 'volume';
-  if (tail === null) return 'foreign';
   const root = entry.root.endsWith(DELETED) ? entry.root.slice(0, -DELETED.length) : entry.root;
+  if (place && entry.device === place.device && root === place.root) return 'volume';
+  if (tail === null) return 'foreign';
   // What a node had that was replaced goes to the backups, and the mount of a pod that is still ending there with it.
-  const aside = root.slice(0, root.lastIndexOf('/')).endsWith(`/${BACKUPS}${tail}`);
+  const aside = root.slice(0, root.lastIndexOf('/')).endsWith(`/${POOL_FOLDERS.backups}${tail}`);
   return root.endsWith(tail) || aside ? 'volume' : 'foreign';
 }

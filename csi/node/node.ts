@@ -7,6 +7,7 @@ import { statfs } from 'node:fs/promises';
 import path from 'node:path';
 import type { Logger, VolumeName } from '../../lib/core/parts.ts';
 import { volumeKey } from '../../lib/core/parts.ts';
+import { POOL_FOLDERS } from '../../lib/core/pool-folders.ts';
 import type { FreezerState, WriterLease } from '../../lib/fence/types.ts';
 import { capabilityProblem } from '../capabilities.ts';
 import { poolKey } from '../driver.ts';
@@ -43,8 +44,6 @@ const AGAIN_MS = 150;
 const SETTLE_MS = 5_000;
 /** Between two looks for agents that may not be of this node. */
 const LATER_MS = 1_000;
-/** Where an agent keeps what returning nodes had, below its pool. */
-const BACKUPS = '.simple-volume-backups';
 /** kubelet's folder of a pod's volume of a CSI driver: pods/<uid>/volumes/kubernetes.io~csi/<name>/mount */
 const POD_PATH = /\/pods\/([0-9a-fA-F-]{36})\/volumes\/kubernetes\.io~csi\//;
 const POD_UID = 'csi.storage.k8s.io/pod.uid';
@@ -179,7 +178,10 @@ export class NodeService {
     return this.#agents.flatMap(({ about }) =>
       about === null
         ? []
-        : [...liveTrees(about.path), ...below(path.join(about.path, BACKUPS)).flatMap(below).flatMap(below)],
+        : [
+            ...liveTrees(about.path),
+            ...below(path.join(about.path, POOL_FOLDERS.backups)).flatMap(below).flatMap(below),
+          ],
     );
   }
 

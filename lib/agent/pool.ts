@@ -22,16 +22,10 @@ import { DatabaseSync } from 'node:sqlite';
 import { SimpleVolumeError } from '../core/errors.ts';
 import { checkName } from '../core/names.ts';
 import type { PoolSpace, VolumeName, VolumePaths } from '../core/parts.ts';
+import { POOL_FOLDERS } from '../core/pool-folders.ts';
 
 export const MARKER = '.simple-volume-pool';
 const FORMAT = 1;
-const FOLDERS = {
-  shadows: '.simple-volume-shadows',
-  incoming: '.simple-volume-incoming',
-  backups: '.simple-volume-backups',
-  state: '.simple-volume-state',
-  trash: '.simple-volume-trash',
-};
 
 export interface Marker {
   format: number;
@@ -182,9 +176,9 @@ export class Pool {
         );
       marker = writeMarker(options);
     }
-    for (const folder of Object.values(FOLDERS))
+    for (const folder of Object.values(POOL_FOLDERS))
       mkdirSync(join(options.path, folder), { recursive: true, mode: 0o700 });
-    const lock = new DatabaseSync(join(options.path, FOLDERS.state, 'lock.db'));
+    const lock = new DatabaseSync(join(options.path, POOL_FOLDERS.state, 'lock.db'));
     try {
       // The lock is the kernel's (fcntl, through SQLite): it goes with the process, however that ends.
       lock.exec(
@@ -219,7 +213,7 @@ export class Pool {
 
   /** Whether something can be written (a full disk is no, a read-only remount is no). */
   async writable(): Promise<string | null> {
-    const file = join(this.path, FOLDERS.state, 'probe');
+    const file = join(this.path, POOL_FOLDERS.state, 'probe');
     try {
       await writeFile(file, 'x', { flush: false });
       await rm(file);
@@ -245,16 +239,16 @@ export class Pool {
     const in_ = (folder: string): string => join(this.path, folder, namespace, volume);
     return {
       live: join(this.path, namespace, volume),
-      shadow: in_(FOLDERS.shadows),
-      incoming: in_(FOLDERS.incoming),
-      backups: in_(FOLDERS.backups),
-      state: join(this.path, FOLDERS.state, 'volumes', namespace, volume),
+      shadow: in_(POOL_FOLDERS.shadows),
+      incoming: in_(POOL_FOLDERS.incoming),
+      backups: in_(POOL_FOLDERS.backups),
+      state: join(this.path, POOL_FOLDERS.state, 'volumes', namespace, volume),
     };
   }
 
   /** Volumes that this pool has state of. */
   volumes(): VolumeName[] {
-    const base = join(this.path, FOLDERS.state, 'volumes');
+    const base = join(this.path, POOL_FOLDERS.state, 'volumes');
     const list = (dir: string): string[] => {
       try {
         return readdirSync(dir);
@@ -268,7 +262,7 @@ export class Pool {
   }
 
   get trash(): string {
-    return join(this.path, FOLDERS.trash);
+    return join(this.path, POOL_FOLDERS.trash);
   }
 
   /**

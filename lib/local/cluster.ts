@@ -16,6 +16,7 @@ import { fileURLToPath } from 'node:url';
 import { addressUrl } from '../agent/config.ts';
 import { compareGenerations, type Generation, parseGeneration } from '../core/generation.ts';
 import type { ReplicaStatus, SourceStatus, VolumeName } from '../core/parts.ts';
+import { POOL_FOLDERS } from '../core/pool-folders.ts';
 import { type CopyState, copyState } from '../core/replica-state.ts';
 import { AGENT_TLS_NAME } from '../core/tls.ts';
 
@@ -331,7 +332,7 @@ export class LocalAgent {
   }
 
   backups(volume: VolumeName): string {
-    return join(this.pool, '.simple-volume-backups', volume.namespace, volume.volume);
+    return join(this.pool, POOL_FOLDERS.backups, volume.namespace, volume.volume);
   }
 
   /** Status in either role; null while the agent does not know the volume. */

@@ -36,7 +36,7 @@ import { FullRuns, type FullSyncRun } from './full-runs.ts';
 import { mountsOf as mountsHere } from './mounts.ts';
 import { NameCheck, type tryName } from './names.ts';
 import { Drift } from './plan.ts';
-import { applyDeps, attempt, checkPlace, heldOf, policyKey, type SyncDeps } from './sync.ts';
+import { applyDeps, asideDeps, attempt, checkPlace, heldOf, policyKey, type SyncDeps } from './sync.ts';
 
 export interface ReplicaOptions {
   name: VolumeName;
@@ -148,12 +148,7 @@ export class ReplicaVolume implements ServedVolume {
   async recover(): Promise<void> {
     this.#fresh.load(this.#store.meta<SavedFreshness>('freshness'));
     this.#reload();
-    if (this.#store.meta<Aside>(ASIDE)?.state === 'moving')
-      await moveAside({
-        ...applyDeps(this.#d),
-        now: this.#clock.now(),
-        countTrees: this.#d.countTrees,
-      });
+    if (this.#store.meta<Aside>(ASIDE)?.state === 'moving') await moveAside(asideDeps(this.#d));
     try {
       await this.#finishJournal();
       if (!this.#store.meta<Journal>(JOURNAL)) await clearIncoming(this.#d.native, this.#d.paths.incoming);

@@ -36,7 +36,7 @@ import {
   type Journal,
   writePlan,
 } from './apply.ts';
-import { type Aside, hasEntries, moveAside, newStamp } from './backups.ts';
+import { type Aside, type AsideDeps, hasEntries, moveAside, newStamp } from './backups.ts';
 import { fetchContents, hasSlot, Verified } from './fetch.ts';
 import { makeLive } from './live.ts';
 import type { NameCheck } from './names.ts';
@@ -122,6 +122,15 @@ export const applyDeps = (d: SyncDeps): ApplyDeps => ({
   backups: d.paths.backups,
 });
 
+export const asideDeps = (d: SyncDeps): AsideDeps => ({
+  native: d.native,
+  store: d.store,
+  live: d.paths.live,
+  backups: d.paths.backups,
+  now: d.clock.now(),
+  countTrees: d.countTrees,
+});
+
 /** What can serve as a base: nothing while the tree on the disk is not this volume's replica. */
 export function heldOf(store: VolumeStore): Held | null {
   if (store.meta('demoted') || store.meta(ASIDE)) return null;
@@ -148,12 +157,7 @@ export async function attempt(d: SyncDeps, a: Attempt): Promise<Reached> {
       checkPlace(d);
       signal.throwIfAborted();
       if (store.meta(ASIDE) || (await hasEntries(d.paths.live))) {
-        const aside = await moveAside({
-          ...applyDeps(d),
-          live: d.paths.live,
-          now: d.clock.now(),
-          countTrees: d.countTrees,
-        });
+        const aside = await moveAside(asideDeps(d));
         d.log.warn(
           { backup: aside.stamp, offered: formatGeneration(offer.generation) },
           'this node was written to under an older epoch, or holds a state that is not on the line of the source: its tree is kept in the backups and restored anew',

@@ -4,6 +4,8 @@ import { existsSync, mkdirSync, readdirSync, readFileSync, statSync, writeFileSy
 import path from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import t, { type Test } from 'tap';
+import { POOL_FOLDERS } from '../../lib/core/pool-folders.ts';
+import { run } from '../kube/harness/program.ts';
 import { kubeProgram } from '../kube/harness/programs.ts';
 import { programPath } from '../packages.ts';
 import {
@@ -25,7 +27,6 @@ import {
   pod,
   statefulSet,
 } from './harness/objects.ts';
-import { run } from './harness/program.ts';
 
 const DRIVER = 'simple-volume.csi.shipstuff.io';
 const IDLE = 'trap "exit 0" TERM; while true; do sleep 1; done';
@@ -118,7 +119,7 @@ t.test('claims on a real cluster', { skip: noCluster(), timeout: 1_440_000 }, as
   const traces = (node: string, volume: VolumeRef): string[] =>
     [
       '',
-      '.simple-volume-backups',
+      POOL_FOLDERS.backups,
       '.simple-volume-shadows',
       '.simple-volume-incoming',
       '.simple-volume-state/volumes',
