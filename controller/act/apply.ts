@@ -25,6 +25,7 @@ import {
   type ActionBody,
   FINALIZER,
   type Observed,
+  type ObservedClaim,
   type SimpleVolumePolicy,
   type VolumePlan,
 } from '../plan/types.ts';
@@ -66,6 +67,14 @@ export interface Applied {
 
 /** A size that was refused is asked for again, ms: room may have come. */
 const EXPAND_AGAIN_MS = 60_000;
+
+const referenceToClaim = ({ name, namespace, uid }: ObservedClaim): ObjectReference => ({
+  apiVersion: apiVersion(CLAIMS),
+  kind: CLAIMS.kind,
+  name,
+  namespace,
+  uid,
+});
 
 type Of<K extends ActionBody['kind']> = Extract<ActionBody, { kind: K }>;
 
@@ -180,14 +189,8 @@ class VolumeActs {
 
   events(): void {
     const { claim } = this.observed;
-    const about: ObjectReference | null = claim
-      ? {
-          apiVersion: apiVersion(CLAIMS),
-          kind: CLAIMS.kind,
-          name: claim.name,
-          namespace: claim.namespace,
-          uid: claim.uid,
-        }
+    const about = claim
+      ? referenceToClaim(claim)
       : this.object
         ? referenceTo(SIMPLE_VOLUMES, this.object)
         : null;
@@ -283,13 +286,7 @@ class VolumeActs {
     if (claim === null || volume === null) return false;
     const before = this.memory.refusedSize;
     if (before?.bytes === action.bytes && clock.boot() - before.at < EXPAND_AGAIN_MS) return false;
-    const about = {
-      apiVersion: apiVersion(CLAIMS),
-      kind: CLAIMS.kind,
-      name: claim.name,
-      namespace,
-      uid: claim.uid,
-    };
+    const about = referenceToClaim(claim);
     let bytes: number;
     try {
       bytes = await this.c.expand(this.name, action.bytes);

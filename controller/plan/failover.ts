@@ -454,12 +454,10 @@ export function decideFailover(input: FailoverInput): FailoverDecision {
     }
     // A workload that was stopped for a move is wanted again in a moment: a StatefulSet makes its next pod only when the
     // old one is gone.
-    const between = volume.moving === true;
-    if (!healthy && workload.cause === 'no-demand' && !between) {
-      return stay('none', 'NO_DEMAND', 'No workload wants the volume now.');
-    }
-    if (!healthy && workload.cause === 'completed' && !between) {
-      return stay('none', 'COMPLETED', 'The workload ended as planned.');
+    if (!healthy && volume.moving !== true) {
+      if (workload.cause === 'no-demand')
+        return stay('none', 'NO_DEMAND', 'No workload wants the volume now.');
+      if (workload.cause === 'completed') return stay('none', 'COMPLETED', 'The workload ended as planned.');
     }
   }
   if (ahead.length > 0) {

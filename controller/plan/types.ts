@@ -378,12 +378,12 @@ export type ActionBody =
   | { kind: 'removeCopy'; node: string; epoch: number }
   /** POST replication/force on the active node. */
   | { kind: 'liftCondition'; node: string; epoch: number; condition: 'MassDelete' | 'RootChanged' }
-  /** A manual sync is under way or cannot be: the trigger stops waiting for it. */
   /**
    * The volume grows to `bytes`: agents first, then the PersistentVolume, then the status of the claim. A refusal is an
    * Event, and is asked again after a minute.
    */
   | { kind: 'expand'; bytes: number }
+  /** A manual sync is under way or cannot be: the trigger stops waiting for it. */
   | { kind: 'acceptManualSync'; requestId: string; run: string }
   /** The ClusterSimpleVolume of this PersistentVolume as it shall be (created when missing). */
   | {
