@@ -17,7 +17,7 @@ import {
   type VolumeRef,
 } from './harness/cluster.ts';
 import { applicationImage, PRODUCT_IMAGE, pack } from './harness/images.ts';
-import { claim, deployment } from './harness/objects.ts';
+import { claim, deployment, deploymentOf } from './harness/objects.ts';
 import { steps } from './harness/steps.ts';
 
 const FAILOVER_MS = 180_000;
@@ -482,39 +482,26 @@ function caller(account: string, address: string): object {
 
 /** A Deployment of one pod with a claim of its name at /data, and the seed of the world. */
 function workload(name: string, image: string, command: string[], spec: object): object {
-  return {
-    apiVersion: 'apps/v1',
-    kind: 'Deployment',
-    metadata: { name },
-    spec: {
-      replicas: 1,
-      strategy: { type: 'Recreate' },
-      selector: { matchLabels: { app: name } },
-      template: {
-        metadata: { labels: { app: name } },
-        spec: {
-          ...spec,
-          terminationGracePeriodSeconds: 10,
-          containers: [
-            {
-              name: 'app',
-              image,
-              imagePullPolicy: 'IfNotPresent',
-              command,
-              volumeMounts: [
-                { name: 'data', mountPath: '/data' },
-                { name: 'seed', mountPath: '/seed' },
-              ],
-            },
-          ],
-          volumes: [
-            { name: 'data', persistentVolumeClaim: { claimName: name } },
-            { name: 'seed', configMap: { name: 'seed' } },
-          ],
-        },
+  return deploymentOf(name, {
+    ...spec,
+    terminationGracePeriodSeconds: 10,
+    containers: [
+      {
+        name: 'app',
+        image,
+        imagePullPolicy: 'IfNotPresent',
+        command,
+        volumeMounts: [
+          { name: 'data', mountPath: '/data' },
+          { name: 'seed', mountPath: '/seed' },
+        ],
       },
-    },
-  };
+    ],
+    volumes: [
+      { name: 'data', persistentVolumeClaim: { claimName: name } },
+      { name: 'seed', configMap: { name: 'seed' } },
+    ],
+  });
 }
 
 /** The last number that a writer said was done, and its time. */

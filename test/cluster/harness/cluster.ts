@@ -27,8 +27,11 @@ import {
 import os from 'node:os';
 import path from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
+import { POOL_FOLDERS } from '../../../lib/core/pool-folders.ts';
+import { waitFor } from '../../../lib/local/cluster.ts';
 import { compareTrees, readTree, type Tree } from '../../../lib/local/tree.ts';
 import { xattrReader } from '../../cases/support.ts';
+import { run, tail } from '../../kube/harness/program.ts';
 import { CLUSTER_PROGRAMS, kubeProgram, noKube } from '../../kube/harness/programs.ts';
 import { programPath } from '../../packages.ts';
 import { ControlPlane } from './control-plane.ts';
@@ -36,7 +39,6 @@ import { baseImages } from './images.ts';
 import { giveBack, type Instance, take } from './instance.ts';
 import { cleanUp, removeFolder, takeDown } from './leftovers.ts';
 import { ClusterNode, type Cut } from './node.ts';
-import { run, tail } from './program.ts';
 
 export { MONITOR_GRACE_S } from './control-plane.ts';
 export { SHELL_IMAGE } from './images.ts';
@@ -343,7 +345,7 @@ export class Cluster {
 
   /** Folders of the backups of a volume on a node, oldest first. */
   backups(node: string, volume: VolumeRef): string[] {
-    const folder = path.join(this.node(node).pool, '.simple-volume-backups', volume.namespace, volume.name);
+    const folder = path.join(this.node(node).pool, POOL_FOLDERS.backups, volume.namespace, volume.name);
     if (!existsSync(folder)) return [];
     return readdirSync(folder)
       .sort()
@@ -473,22 +475,12 @@ export class Cluster {
     limitMs = 60_000,
     everyMs = 250,
   ): Promise<T> {
-    const end = performance.now() + limitMs;
-    let last: unknown = null;
-    for (;;) {
-      try {
-        const value = await probe();
-        if (value !== null && value !== undefined && value !== false) return value;
-        last = null;
-      } catch (error) {
-        last = error;
-      }
-      if (performance.now() > end) break;
-      await sleep(everyMs);
+    try {
+      return await waitFor(what, probe, limitMs, everyMs);
+    } catch (error) {
+      const { message } = error as Error;
+      throw new Error(`${message}\n${await this.dump(message)}`);
     }
-    const why = last instanceof Error ? `: ${last.message}` : '';
-    const message = `${what}: not within ${limitMs} ms${why}`;
-    throw new Error(`${message}\n${await this.dump(message)}`);
   }
 
   /** Writes what is known into the logs, which are kept from now on. Returns the short part of it. */

@@ -5,9 +5,9 @@ import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { authority, certificate } from '../../certificates.ts';
+import { Program, run } from '../../kube/harness/program.ts';
 import { kubeProgram } from '../../kube/harness/programs.ts';
 import type { Instance } from './instance.ts';
-import { Program, run } from './program.ts';
 
 /** Seconds until a node that says nothing is NotReady (Kubernetes itself: 50), and how often that is looked at. */
 export const MONITOR_GRACE_S = 12;

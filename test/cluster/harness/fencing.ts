@@ -9,11 +9,11 @@ import { findHierarchy, podCgroupPaths } from '../../../csi/freeze/cgroup.ts';
 import { createHttpClient } from '../../../lib/core/http-client.ts';
 import { AGENT_TLS_NAME } from '../../../lib/core/tls.ts';
 import type { Backup } from '../../../lib/replica/backups.ts';
+import { follow } from '../../kube/harness/program.ts';
 import { kubeProgram } from '../../kube/harness/programs.ts';
 import { type Cluster, RELEASE, type RunningPod, SYSTEM, type VolumeRef } from './cluster.ts';
 import { unifiedCgroups } from './leftovers.ts';
 import { lines } from './objects.ts';
-import { follow } from './program.ts';
 
 /** Which cgroups this machine has: one freezer or the other stops the writers. */
 export const CGROUPS = unifiedCgroups() ? 'v2' : 'v1';

@@ -8,6 +8,7 @@ import { randomUUID } from 'node:crypto';
 import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
+import { childrenOf, Program, run, tail } from '../../kube/harness/program.ts';
 import { kubeProgram } from '../../kube/harness/programs.ts';
 import { programPath } from '../../packages.ts';
 import type { ControlPlane } from './control-plane.ts';
@@ -21,7 +22,6 @@ import {
   thaw,
   unifiedCgroups,
 } from './leftovers.ts';
-import { childrenOf, Program, run, tail } from './program.ts';
 
 const START_MS = 60_000;
 const BOOT_ID = '/proc/sys/kernel/random/boot_id';

@@ -92,7 +92,11 @@ export function podSpec(claimName: string | null, options: WorkloadOptions = {})
 }
 
 /** One pod, found by the label app=<name>. */
-export function deployment(name: string, claimName: string, options: WorkloadOptions = {}): object {
+export const deployment = (name: string, claimName: string, options: WorkloadOptions = {}): object =>
+  deploymentOf(name, podSpec(claimName, options));
+
+/** The same of any pod. */
+export function deploymentOf(name: string, spec: object): object {
   return {
     apiVersion: 'apps/v1',
     kind: 'Deployment',
@@ -101,7 +105,7 @@ export function deployment(name: string, claimName: string, options: WorkloadOpt
       replicas: 1,
       strategy: { type: 'Recreate' },
       selector: { matchLabels: { app: name } },
-      template: { metadata: { labels: { app: name } }, spec: podSpec(claimName, options) },
+      template: { metadata: { labels: { app: name } }, spec },
     },
   };
 }

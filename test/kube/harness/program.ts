@@ -1,4 +1,4 @@
-/** Programs of a cluster: each ends with this process, whatever ends it, and writes a log of its own. */
+/** Programs of test clusters: each ends with this process (prctl(2), PR_SET_PDEATHSIG) and writes a log of its own. */
 import { type ChildProcess, execFile, spawn } from 'node:child_process';
 import { closeSync, openSync, readdirSync, readFileSync } from 'node:fs';
 import { createInterface } from 'node:readline';
@@ -53,8 +53,9 @@ export class Program {
     if (!this.over) this.child.kill(signal);
   }
 
-  /** Until it is really gone. */
+  /** Until it is really gone, also when it was stopped with SIGSTOP: a port is free only then. */
   async stop(signal: NodeJS.Signals = 'SIGKILL'): Promise<void> {
+    this.signal('SIGCONT');
     this.signal(signal);
     await this.ended;
   }

@@ -2,14 +2,15 @@
  * A real API server of our own: etcd and kube-apiserver on free ports of the loopback, in a folder that is removed
  * afterwards. Ready in a few seconds. Both end with the process that started them, whatever ends it.
  */
-import { type ChildProcess, execFile, spawn } from 'node:child_process';
+import { execFile } from 'node:child_process';
 import { generateKeyPairSync, randomBytes } from 'node:crypto';
-import { closeSync, mkdirSync, mkdtempSync, openSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import https from 'node:https';
 import net from 'node:net';
 import os from 'node:os';
 import path from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
+import { Program, tail } from './program.ts';
 import { kubeProgram } from './programs.ts';
 
 export interface KubeServerOptions {
@@ -33,53 +34,6 @@ export async function freePort(): Promise<number> {
   return port;
 }
 
-function tail(file: string): string {
-  try {
-    return readFileSync(file, 'utf8').split('\n').slice(-15).join('\n');
-  } catch {
-    return '';
-  }
-}
-
-/** One program that is ended with SIGKILL when this process is gone (prctl(2), PR_SET_PDEATHSIG). */
-class Program {
-  readonly log: string;
-  private readonly child: ChildProcess;
-  private readonly ended: Promise<void>;
-  private over = false;
-
-  constructor(folder: string, program: string, args: readonly string[]) {
-    const file = kubeProgram(program);
-    if (file === null) throw new Error(`${program} is not built: node test/kube/harness/build.ts`);
-    this.log = path.join(folder, `${program}.log`);
-    const out = openSync(this.log, 'a');
-    this.child = spawn('setpriv', ['--pdeathsig', 'KILL', file, ...args], { stdio: ['ignore', out, out] });
-    closeSync(out);
-    this.ended = new Promise((resolve) => {
-      const gone = (): void => {
-        this.over = true;
-        resolve();
-      };
-      this.child.on('exit', gone).on('error', gone);
-    });
-  }
-
-  get running(): boolean {
-    return !this.over;
-  }
-
-  signal(signal: NodeJS.Signals): void {
-    if (!this.over) this.child.kill(signal);
-  }
-
-  /** Until it is really gone: a port is free only then. */
-  async stop(signal: NodeJS.Signals = 'SIGKILL'): Promise<void> {
-    this.signal('SIGCONT');
-    this.signal(signal);
-    await this.ended;
-  }
-}
-
 export class KubeServer {
   readonly folder: string;
   /** https://127.0.0.1:PORT */
@@ -96,6 +50,12 @@ export class KubeServer {
   private constructor(options: KubeServerOptions) {
     this.options = options;
     this.folder = mkdtempSync(path.join(os.tmpdir(), 'kube-'));
+  }
+
+  private program(name: string, args: readonly string[]): Program {
+    const file = kubeProgram(name);
+    if (file === null) throw new Error(`${name} is not built: node test/kube/harness/build.ts`);
+    return new Program(name, path.join(this.folder, `${name}.log`), [file, ...args]);
   }
 
   /** Starts both and waits until the API server is ready. */
@@ -199,7 +159,7 @@ export class KubeServer {
   /** Starts it again on the same port. */
   async startApi(): Promise<void> {
     const pki = path.join(this.folder, 'pki');
-    this.api = new Program(this.folder, 'kube-apiserver', [
+    this.api = this.program('kube-apiserver', [
       `--etcd-servers=http://127.0.0.1:${this.etcdPort}`,
       '--bind-address=127.0.0.1',
       `--secure-port=${this.port}`,
@@ -273,7 +233,7 @@ export class KubeServer {
         this.etcdPort = client;
         this.port = api;
         this.url = `https://127.0.0.1:${api}`;
-        this.etcd = new Program(this.folder, 'etcd', [
+        this.etcd = this.program('etcd', [
           `--data-dir=${path.join(this.folder, 'etcd')}`,
           '--unsafe-no-fsync',
           `--listen-client-urls=http://127.0.0.1:${client}`,
