@@ -35,6 +35,9 @@ const cluster = await Cluster.start({
   say,
   ...(values.number ? { number: Number(values.number) } : {}),
   ...(values.values ? { valueFiles: [path.resolve(values.values)] } : {}),
+}).catch((error: Error) => {
+  say(error.message);
+  process.exit(1);
 });
 
 /** What can be done to the nodes while it runs: a word, a node's name, more words. */
