@@ -78,6 +78,9 @@ const sizeOf = (holders: readonly Holder[]): number | null => {
 const silence = (lookup: Lookup): string =>
   lookup.silent.map(({ node, why }) => `${node} (${why})`).join('; ');
 
+/** How often a deletion begins anew when a watch was started in between. */
+const REMOVE_ROUNDS = 3;
+
 export class ControllerService {
   readonly #cluster: VolumeCluster;
   readonly #log: Logger;
@@ -189,11 +192,7 @@ export class ControllerService {
     return this.#one(id, async () => {
       const keeps = await this.#cluster.keeps(name);
       if (keeps !== null) precondition(keeps);
-      const lookup = await this.#cluster.lookup(name, this.#cluster.poolOf(name));
-      const epoch = Math.max(1, ...lookup.holders.map((one) => one.epoch));
-      for (const { pool, node, watched, epoch: own } of lookup.holders)
-        if (watched) await this.#cluster.stopWatch(pool, node, name, own);
-      for (const { pool, node } of lookup.holders) await this.#cluster.remove(pool, node, name, epoch);
+      const lookup = await this.#removeAll(name);
       if (lookup.silent.length > 0)
         unavailable(
           `${id} is deleted on ${lookup.holders.length} nodes, and not yet on those that do not answer: ${silence(lookup)}`,
@@ -201,6 +200,22 @@ export class ControllerService {
       this.#log.info({ volume: id, nodes: lookup.holders.map((one) => one.node) }, 'volume deleted');
       return {};
     });
+  }
+
+  /** A first decision may be under way: a watch that begins between the end of the old one and the removal ends too. */
+  async #removeAll(name: VolumeName): Promise<Lookup> {
+    for (let round = 1; ; round++) {
+      const lookup = await this.#cluster.lookup(name, this.#cluster.poolOf(name));
+      const epoch = Math.max(1, ...lookup.holders.map((one) => one.epoch));
+      for (const { pool, node, watched, epoch: own } of lookup.holders)
+        if (watched) await this.#cluster.stopWatch(pool, node, name, own);
+      try {
+        for (const { pool, node } of lookup.holders) await this.#cluster.remove(pool, node, name, epoch);
+        return lookup;
+      } catch (error) {
+        if (round === REMOVE_ROUNDS || (error as { code?: unknown }).code !== 'VOLUME_ACTIVE') throw error;
+      }
+    }
   }
 
   /** Those who have it. NOT_FOUND only when everybody said no. */
