@@ -642,7 +642,7 @@ function plannedMove(
     return stay(
       'wait',
       'NO_TARGET',
-      `The volume should move because ${why}, but ${place === null ? 'no replica' : place} can take it now; it stays where it is.`,
+      `The volume should move because ${why}, but ${place === null ? 'no replica can' : `${place} cannot`} take it now; it stays where it is.`,
     );
   }
   const node = chosen.judged.replica.node;

@@ -36,6 +36,7 @@ import { mountsOf } from '../replica/mounts.ts';
 import { ReplicaVolume } from '../replica/replica-volume.ts';
 import { Beats } from '../source/beats.ts';
 import { Delivery } from '../source/deliver.ts';
+import { firstDifference } from '../source/prove.ts';
 import { SourceVolume } from '../source/source-volume.ts';
 import { type OpenStore, openVolumeStore } from '../store/volume-store.ts';
 import { createGrants, type Grants } from '../transfer/grant.ts';
@@ -429,6 +430,18 @@ export class Agent implements AgentApi {
         puller: this.#puller,
         isActive: () => entry.role === 'active',
         countTrees: this.#config.sizeEnforcement === 'auto',
+        firstDifference: (policy, signal) => {
+          const bytes = (patterns: readonly string[]): Buffer[] => patterns.map((one) => Buffer.from(one));
+          return firstDifference(
+            {
+              native: this.#native,
+              store: entry.store,
+              root: Buffer.from(entry.paths.live),
+              filter: this.#native.compileFilter(bytes(policy.includePaths), bytes(policy.excludePaths)),
+            },
+            signal,
+          );
+        },
         poolProblem: () => this.#open?.pool.problem() ?? null,
         onPull: (outcome) => {
           this.#metrics.pulls.inc({ outcome });
@@ -518,6 +531,10 @@ export class Agent implements AgentApi {
     sizeStatus: (entry) => this.#sizeOf(entry),
     makeLive: (entry, mode) =>
       makeLive(this.#native, entry.paths.live, { mode, counted: this.#config.sizeEnforcement === 'auto' }),
+    handedOver: (entry) => {
+      const lease = this.#fencing.lease(entry);
+      return lease.role === 'active' && lease.epoch === entry.epoch && lease.released;
+    },
     roleChanged: (entry, role, epoch) => this.#fencing.changed(entry, role, epoch),
     dropReaders: async (name) => {
       await this.#offers.dropVolume(name);

@@ -3,6 +3,7 @@ import { closeSync, fsyncSync, openSync, statSync } from 'node:fs';
 import { chmod, mkdir, readdir } from 'node:fs/promises';
 import { dirname } from 'node:path';
 import { SimpleVolumeError } from '../core/errors.ts';
+import { formatGeneration } from '../core/generation.ts';
 import type {
   Logger,
   ServedVolume,
@@ -14,8 +15,10 @@ import type {
 } from '../core/parts.ts';
 import { volumeKey } from '../core/parts.ts';
 import type { VolumeStore } from '../core/store.ts';
-import { ASIDE } from '../replica/apply.ts';
+import { ASIDE, DEMOTED, type Demoted } from '../replica/apply.ts';
 import { PROMOTING, type ReplicaVolume } from '../replica/replica-volume.ts';
+import { indexedGeneration } from '../source/prove.ts';
+import { COPIES } from '../source/seal.ts';
 import type { SourceVolume } from '../source/source-volume.ts';
 import type { VolumeStatus, WatchStart } from './api.ts';
 import { Serial } from './semaphore.ts';
@@ -33,6 +36,8 @@ export interface VolumeParts {
   sizeStatus(entry: VolumeEntry): SizeStatus;
   /** makes the live tree if it is not there */
   makeLive(entry: VolumeEntry, mode: number): Promise<void>;
+  /** the lease of the present epoch was given back: no writer is there, and none comes */
+  handedOver(entry: VolumeEntry): boolean;
   /** a role or an epoch was made durable */
   roleChanged(entry: VolumeEntry, role: Role, epoch: number): void;
   /** transfers and browse readings of this volume end */
@@ -61,6 +66,8 @@ export class VolumeEntry implements VolumeName {
   #source: SourceVolume | null = null;
   #replica: ReplicaVolume | null = null;
   #gone = false;
+  /** the watch that runs, as it was asked for; null: none, whatever the durable record says */
+  #running: string | null = null;
 
   constructor(name: VolumeName, paths: VolumePaths, store: VolumeStore, log: Logger, parts: VolumeParts) {
     this.namespace = name.namespace;
@@ -128,6 +135,13 @@ export class VolumeEntry implements VolumeName {
     });
   }
 
+  /** Ends the watch and the sending of what it finds. */
+  async #end(source: SourceVolume): Promise<void> {
+    this.#running = null;
+    await this.#parts.stopDelivery(this);
+    await source.stop();
+  }
+
   async #remember(epoch: number, role: Role, watch: WatchStart | null): Promise<void> {
     await this.store.transaction(() => {
       this.store.setMeta('epoch', Math.max(epoch, this.epoch));
@@ -142,8 +156,14 @@ export class VolumeEntry implements VolumeName {
 
   async #begin(watch: WatchStart, epoch: number): Promise<void> {
     const source = this.#source as SourceVolume;
-    await source.start(watch.policy, epoch);
+    try {
+      await source.start(watch.policy, epoch);
+    } catch (error) {
+      await source.stop(); // half begun it would look like one that runs
+      throw error;
+    }
     this.#parts.startDelivery(this, watch);
+    this.#running = JSON.stringify(watch);
   }
 
   #refuseOlder(epoch: number): void {
@@ -184,7 +204,7 @@ export class VolumeEntry implements VolumeName {
           'VOLUME_ACTIVE',
           `this node is the active one of ${volumeKey(this)} in epoch ${this.epoch}${removal.evenActive ? '; stop its watch first' : ''}`,
         );
-      if (!removal.evenActive && (this.store.meta('demoted') || this.store.meta(ASIDE)))
+      if (!removal.evenActive && (this.store.meta(DEMOTED) || this.store.meta(ASIDE)))
         throw new SimpleVolumeError(
           'HELD',
           `${volumeKey(this)} was written to on this node under an older epoch and is not in the backups yet`,
@@ -198,8 +218,7 @@ export class VolumeEntry implements VolumeName {
       if (!this.removing) {
         mayGo();
         if (this.#source) {
-          await this.#parts.stopDelivery(this);
-          await this.#source.stop();
+          await this.#end(this.#source);
           this.#source = null;
         }
         if (this.#replica) {
@@ -298,18 +317,14 @@ export class VolumeEntry implements VolumeName {
       // The size is no part of the watch: another one starts nothing anew.
       if ((request.bytes ?? 0) > (this.bytes ?? 0)) await this.#setBytes(request.bytes as number);
       const watch: WatchStart = { ...request, epoch, bytes: null };
-      if (active && this.#source && this.watch && JSON.stringify(this.watch) === JSON.stringify(watch))
-        return this.status();
+      if (active && this.#running === JSON.stringify(watch)) return this.status();
       if (this.#replica) {
         await this.#replica.promote(epoch);
         await this.#replica.stop();
         await this.#parts.dropReaders(this);
         this.#replica = null;
       }
-      if (this.#source) {
-        await this.#parts.stopDelivery(this);
-        await this.#source.stop();
-      }
+      if (this.#source) await this.#end(this.#source);
       await this.#remember(epoch, 'active', watch);
       this.#source ??= this.#parts.source(this);
       await this.#begin(watch, epoch);
@@ -324,8 +339,7 @@ export class VolumeEntry implements VolumeName {
       if (epoch !== null) this.#refuseOlder(epoch);
       if (this.role !== 'active' || !this.#source)
         throw new SimpleVolumeError('NOT_ACTIVE', `no watch of ${volumeKey(this)} runs on this node`);
-      await this.#parts.stopDelivery(this);
-      await this.#source.stop();
+      await this.#end(this.#source);
       await this.#remember(epoch ?? this.epoch, 'active', null);
       this.log.info({}, 'watch stopped');
       return this.status();
@@ -343,18 +357,31 @@ export class VolumeEntry implements VolumeName {
             'VOLUME_ACTIVE',
             `this node is the active one of ${volumeKey(this)} in epoch ${this.epoch}`,
           );
-        this.log.warn(
-          { epoch: request.epoch, was: this.epoch, source: request.source.node },
-          'another node is active in a newer epoch: this one steps down, its tree goes to the backups',
-        );
         if (this.#source) {
-          await this.#parts.stopDelivery(this);
-          await this.#source.stop();
+          await this.#end(this.#source);
           await this.#parts.dropReaders(this);
           this.#source = null;
         }
-        // Written to under an older epoch: whatever generation it is at, its tree is kept aside before a restore.
-        await this.store.transaction(() => this.store.setMeta('demoted', { epoch: this.epoch }));
+        // Written to under an older epoch: its tree is kept aside before a restore, whatever generation it is at. Only
+        // when nothing could be written any more and all was sealed it may prove to be what the new one began with.
+        const generation = this.#parts.handedOver(this) ? indexedGeneration(this.store) : null;
+        const demoted: Demoted = {
+          epoch: this.epoch,
+          generation: generation && formatGeneration(generation),
+        };
+        this.log.warn(
+          {
+            epoch: request.epoch,
+            was: this.epoch,
+            source: request.source.node,
+            handedOver: generation !== null,
+          },
+          'another node is active in a newer epoch: this one steps down',
+        );
+        await this.store.transaction(() => {
+          this.store.setMeta(DEMOTED, demoted);
+          this.store.deleteMeta(COPIES); // the shadow does not outlive the role
+        });
         await this.#remember(request.epoch, 'replica', null);
       } else if (request.epoch > this.epoch) {
         await this.#remember(request.epoch, 'replica', null);
@@ -380,10 +407,7 @@ export class VolumeEntry implements VolumeName {
 
   close(): Promise<void> {
     return this.#serial.run(async () => {
-      if (this.#source) {
-        await this.#parts.stopDelivery(this);
-        await this.#source.stop();
-      }
+      if (this.#source) await this.#end(this.#source);
       if (this.#replica) await this.#replica.stop();
     });
   }

@@ -29,6 +29,15 @@ import { entriesOfFile, type Spool, writeAll } from './spool.ts';
 
 export const JOURNAL = 'replicaJournal';
 export const HELD = 'held';
+/** This node was the active one until a newer epoch began, and its tree is not dealt with yet. */
+export const DEMOTED = 'demoted';
+
+export interface Demoted {
+  /** the epoch in which it was the active node */
+  epoch: number;
+  /** all that was ever written, when the lease was given back and nothing was left to seal; null: not handed over */
+  generation?: string | null;
+}
 
 /** What this replica holds, as kept in the volume's state. */
 export interface Held {

@@ -4,7 +4,7 @@ import { dirname, join } from 'node:path';
 import { SimpleVolumeError } from '../core/errors.ts';
 import type { VolumeStore } from '../core/store.ts';
 import type { Native } from '../native/types.ts';
-import { ASIDE, HELD } from './apply.ts';
+import { ASIDE, DEMOTED, HELD } from './apply.ts';
 import { crashPoint } from './crash.ts';
 import { makeLive } from './live.ts';
 
@@ -140,7 +140,7 @@ export async function moveAside(d: AsideDeps): Promise<Aside> {
     await store.transaction(() => {
       store.setMeta(ASIDE, moved);
       store.deleteMeta(HELD);
-      store.deleteMeta('demoted');
+      store.deleteMeta(DEMOTED);
     });
     await store.durable();
     crashPoint('replica.aside.moved');

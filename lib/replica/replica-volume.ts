@@ -26,13 +26,15 @@ import type {
   VolumePaths,
 } from '../core/parts.ts';
 import { volumeKey } from '../core/parts.ts';
+import type { ReplicaPolicy } from '../core/policy.ts';
 import type { VolumeStore } from '../core/store.ts';
 import type { Native } from '../native/types.ts';
-import { ASIDE, carryOut, clearIncoming, HELD, type Held, JOURNAL, type Journal } from './apply.ts';
+import { ASIDE, carryOut, clearIncoming, DEMOTED, HELD, type Held, JOURNAL, type Journal } from './apply.ts';
 import { type Aside, type Backup, listBackups, moveAside, removeBackup } from './backups.ts';
 import type { Verified } from './fetch.ts';
 import { Freshness, type SavedFreshness } from './freshness.ts';
 import { FullRuns, type FullSyncRun } from './full-runs.ts';
+import { removeShadow, takeUp } from './handover.ts';
 import { mountsOf as mountsHere } from './mounts.ts';
 import { NameCheck, type tryName } from './names.ts';
 import { Drift } from './plan.ts';
@@ -61,6 +63,8 @@ export interface ReplicaOptions {
   onPull?: (outcome: 'done' | 'failed') => void;
   /** live trees are made so that they can be held to a size, where the file system can; default true */
   countTrees?: boolean;
+  /** the first path at which the live tree is not what the index says, contents read; null: nowhere */
+  firstDifference(policy: ReplicaPolicy, signal: AbortSignal): Promise<string | null>;
   tryName?: typeof tryName;
 }
 
@@ -138,6 +142,7 @@ export class ReplicaVolume implements ServedVolume {
       poolProblem: o.poolProblem ?? (() => null),
       floorBytes: this.#limits.floorBytes,
       countTrees: o.countTrees ?? true,
+      firstDifference: o.firstDifference,
     };
   }
 
@@ -409,6 +414,11 @@ export class ReplicaVolume implements ServedVolume {
     } catch (error) {
       if (isNoSpace(error) || this.#applyFailures < APPLY_ATTEMPTS) throw error;
       await this.#giveUpJournal();
+    }
+    if (this.#store.meta(DEMOTED)) {
+      await removeShadow(this.#d);
+      this.#state = 'verifying';
+      if (await takeUp(this.#d, request, signal)) this.#reload();
     }
     const held = heldOf(this.#store);
     const full = this.#fullWanted || this.#distrust;

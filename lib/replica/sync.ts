@@ -31,6 +31,7 @@ import {
   begin,
   carryOut,
   clearIncoming,
+  DEMOTED,
   HELD,
   type Held,
   type Journal,
@@ -59,6 +60,8 @@ export interface SyncDeps {
   floorBytes: number;
   /** live trees are made so that they can be held to a size */
   countTrees: boolean;
+  /** the first path at which the live tree is not what the index says, contents read; null: nowhere */
+  firstDifference(policy: ReplicaPolicy, signal: AbortSignal): Promise<string | null>;
 }
 
 export interface Attempt {
@@ -133,7 +136,7 @@ export const asideDeps = (d: SyncDeps): AsideDeps => ({
 
 /** What can serve as a base: nothing while the tree on the disk is not this volume's replica. */
 export function heldOf(store: VolumeStore): Held | null {
-  if (store.meta('demoted') || store.meta(ASIDE)) return null;
+  if (store.meta(DEMOTED) || store.meta(ASIDE)) return null;
   return store.meta<Held>(HELD) ?? null;
 }
 
@@ -141,7 +144,7 @@ export async function attempt(d: SyncDeps, a: Attempt): Promise<Reached> {
   const { store, puller } = d;
   const { request, signal } = a;
   a.state('pulling');
-  const returning = store.meta('demoted') !== undefined || store.meta(ASIDE) !== undefined;
+  const returning = store.meta(DEMOTED) !== undefined || store.meta(ASIDE) !== undefined;
   let held = heldOf(store);
   const policyChanged = held !== null && held.policy !== policyKey(request.policy);
   const rootGone =
@@ -162,9 +165,9 @@ export async function attempt(d: SyncDeps, a: Attempt): Promise<Reached> {
           { backup: aside.stamp, offered: formatGeneration(offer.generation) },
           'this node was written to under an older epoch, or holds a state that is not on the line of the source: its tree is kept in the backups and restored anew',
         );
-      } else if (store.meta('demoted'))
+      } else if (store.meta(DEMOTED))
         await store.transaction(() => {
-          store.deleteMeta('demoted');
+          store.deleteMeta(DEMOTED);
           store.deleteMeta(HELD);
         });
       held = null;

@@ -39,7 +39,10 @@ interface Journal {
   retired: number | null;
 }
 
-/** What the copy in the shadow is a copy of (meta `copies`). */
+/** Meta key of Copies. */
+export const COPIES = 'copies';
+
+/** What the copy in the shadow is a copy of. */
 export interface Copies {
   mode: 'shadow' | 'live';
   epoch: number;
@@ -122,7 +125,7 @@ export class Sealer {
         store.setMeta('lineage', options.lineage);
         store.deleteMeta('held');
       }
-      store.setMeta('copies', options.copies);
+      store.setMeta(COPIES, options.copies);
       if (journal) store.setMeta('journal', journal);
       options.also?.();
     });

@@ -30,7 +30,7 @@ import { Pins } from './pins.ts';
 import { makePlan } from './plan.ts';
 import { Proof } from './proof.ts';
 import { Restless } from './restless.ts';
-import { type Copies, Sealer, type ShadowPaths, shadowPaths } from './seal.ts';
+import { COPIES, type Copies, Sealer, type ShadowPaths, shadowPaths } from './seal.ts';
 import { marksOf, type Rest } from './walk.ts';
 
 const ROUNDS = 8;
@@ -173,7 +173,7 @@ export class SourceVolume implements ServedVolume {
     const [newest] = this.#store.generations(1);
     this.#generation = newest ? { epoch: newest.epoch, seq: newest.seq, quiescent: newest.quiescent } : null;
     this.#lineage = this.#store.meta<Lineage>('lineage') ?? [];
-    this.#copies = this.#store.meta<Copies>('copies') ?? null;
+    this.#copies = this.#store.meta<Copies>(COPIES) ?? null;
     this.#unfinished = this.#sealer.unfinished;
   }
 
@@ -226,6 +226,15 @@ export class SourceVolume implements ServedVolume {
     this.#proof.begin();
     this.#forced.clear();
     if (seen < epoch) this.#store.setMeta('epoch', epoch);
+    // In line with the batches: what happens in other volumes wakes this one too, and a batch would begin the watch again.
+    const begun = this.#tail.then(() => this.#begin());
+    this.#tail = begun.catch(() => undefined);
+    await begun;
+    this.#scheduleAudit();
+    this.#kick();
+  }
+
+  async #begin(): Promise<void> {
     await this.#redo();
     await this.#prepareCopies();
     try {
@@ -235,8 +244,6 @@ export class SourceVolume implements ServedVolume {
       if (!(error instanceof Held)) throw error;
       this.#hold(error);
     }
-    this.#scheduleAudit();
-    this.#kick();
   }
 
   /** Ends the watch; waits for the batch that is running. */
@@ -289,7 +296,7 @@ export class SourceVolume implements ServedVolume {
         after = Buffer.from(pathOf((rows.at(-1) as { record: Buffer }).record));
         await breathe();
       }
-      store.setMeta('copies', copies);
+      store.setMeta(COPIES, copies);
     });
     this.#copies = copies;
   }

@@ -1,5 +1,5 @@
 /** Fencing between real agents: leases by a leader, promises among agents, promotion, return, release, restarts. */
-import { mkdirSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { request } from 'node:http';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -230,6 +230,8 @@ t.test('a planned move waits for nothing: the lease is given back when no writer
   await report('b', false);
   t.equal((await refusal(release(1))).code, 'EPOCH_OLD');
   t.match(await release(2), { node: 'b', epoch: 2, released: true });
+  writeFileSync(join(agent('b').live(V), 'last'), 'what the last flush finds');
+  await agent('b').call('POST', '/replication/prepare', { ...V, confirm: 'all', timeout: '30s' });
   t.match(await csi('b').lease(V), { released: true, remainingMs: 0 });
   t.match(await csi('b').announce({ ...V, at: now() }), { released: true, remainingMs: 0 });
   await waitFor('the leader hears it', () => leader.fence.released(V) === 2);
@@ -245,6 +247,13 @@ t.test('a planned move waits for nothing: the lease is given back when no writer
   leader.write({ epoch: 3, activeNode: 'c', promotable: { version: 5, nodes: [], adding: [] } });
   await watch('c', 3, ['a', 'b']);
   await waitFor('c holds the lease of epoch 3', async () => (await remaining('c')) > 0, 5_000);
+
+  await waitFor('b is a copy of epoch 3', async () => {
+    const status = await agent('b').status(V);
+    return status?.role === 'replica' && status.generation?.startsWith('3-');
+  });
+  t.equal(readFileSync(join(agent('b').live(V), 'last'), 'utf8'), 'what the last flush finds');
+  t.notOk(existsSync(agent('b').backups(V)), 'what was handed over in good order is no case for the backups');
 });
 
 t.test('the promise to a released epoch is lifted by naming that epoch only', async (t) => {

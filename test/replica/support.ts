@@ -48,6 +48,7 @@ import {
 import { native } from '../../lib/native/load.ts';
 import type { Native } from '../../lib/native/types.ts';
 import { type ReplicaOptions, ReplicaVolume } from '../../lib/replica/replica-volume.ts';
+import { firstDifference } from '../../lib/source/prove.ts';
 import { type OpenStore, openVolumeStore } from '../../lib/store/volume-store.ts';
 
 export const NAME = { namespace: 'games', volume: 'world' };
@@ -449,6 +450,11 @@ export async function world(
       log,
       bootId: 'boot-1',
       mountsOf: () => [],
+      firstDifference: (policy, signal) => {
+        const bytes = (patterns: readonly string[]): Buffer[] => patterns.map((one) => Buffer.from(one));
+        const filter = native.compileFilter(bytes(policy.includePaths), bytes(policy.excludePaths));
+        return firstDifference({ native, store, root: Buffer.from(paths.live), filter }, signal);
+      },
       ...options,
       ...more,
       limits: { floorBytes: 0, retryMinMs: 5, retryMaxMs: 20, ...options.limits, ...more.limits },

@@ -864,3 +864,31 @@ t.test('a start that cannot watch says so at once, not at the next look (C15)', 
   t.equal(rig.source.status().state, 'held');
   t.not(conditions(rig).length, 0);
 });
+
+t.test('what other volumes wake while a watch begins does not begin it twice', async (t) => {
+  const rig = makeRig({
+    deps: {
+      native: {
+        ...native,
+        removeTree: async (...path) => {
+          await sleep(20); // as on a busy machine
+          return native.removeTree(...path);
+        },
+      },
+    },
+  });
+  t.teardown(() => rig.close());
+  writeFileSync(join(rig.live, 'f'), 'x');
+  for (const epoch of [1, 2, 3]) {
+    const started = rig.source.start(QUICK, epoch);
+    rig.source.wake();
+    await started;
+    t.equal(rig.source.status().state, 'scanning');
+  }
+  await rig.source.flush();
+  t.same(rig.source.status().conditions, []);
+  t.same(
+    rig.log.filter((line) => line.level === 'warn'),
+    [],
+  );
+});
