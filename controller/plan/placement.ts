@@ -184,14 +184,20 @@ export function promotableStep(
   return nextPromotable(set, nodes, acknowledged);
 }
 
-/** The set as a decision leaves it: the new active node cannot be promoted over itself. */
-export function withoutNode(present: Promotable | null, node: string): Promotable {
-  const set = present ?? { version: 0, nodes: [], adding: [] };
-  return {
-    version: set.version + 1,
-    nodes: set.nodes.filter((one) => one !== node),
-    adding: set.adding.filter((one) => one !== node),
-  };
+/**
+ * The set with which an epoch begins. Nothing is still to be told: the new active node knows no set of its epoch before
+ * it is told this one, and until then only the leader lets it write. So what was being added is promotable, and so is
+ * the node that a planned move leaves (`left`), which has all that there is. The new one is not promoted over itself.
+ */
+export function decidedSet(
+  present: { version: number; nodes: readonly string[]; adding?: readonly string[] } | null,
+  to: string,
+  left: readonly string[],
+): Promotable {
+  const set = present ?? { version: 0, nodes: [] };
+  const nodes = new Set([...set.nodes, ...(set.adding ?? []), ...left]);
+  nodes.delete(to);
+  return { version: set.version + 1, nodes: [...nodes].sort(byName), adding: [] };
 }
 
 /** The node of a new volume: room first, then the fewest volumes, then the most space, then the name; null: none can take it. */

@@ -3,6 +3,7 @@
  * beside this one, the decision to fail over in failover.ts.
  */
 import { createHash } from 'node:crypto';
+import { compareGenerations, parseGeneration } from '../../lib/core/generation.ts';
 import { copyState } from '../../lib/core/replica-state.ts';
 import { SILENCE_MS } from '../../lib/fence/timing.ts';
 import type { FencingMode } from '../../lib/fence/types.ts';
@@ -27,7 +28,7 @@ import {
 import { fits, headroom } from './fit.ts';
 import { planFullSync } from './fullsync.ts';
 import { type LabelChange, labelChanges } from './labels.ts';
-import { type Placement, place, promotableStep, withoutNode } from './placement.ts';
+import { decidedSet, type Placement, place, promotableStep } from './placement.ts';
 import {
   ACTIVE_NODE,
   annotationActions,
@@ -73,6 +74,7 @@ const UNWANTED_MS = 600_000;
 const HOLDING = ['MassDelete', 'RootChanged'];
 
 type Agent = ObservedAgent | undefined;
+type VolumeReport = NonNullable<ObservedAgent['volume']>;
 
 /** What is the same for all parts of one plan. */
 interface View {
@@ -307,14 +309,47 @@ function fencingNow(
 
 const reachableReport = (agent: Agent) => (agent?.reachable === true ? agent.volume : null);
 
+/**
+ * Whether a node that was left by a planned move still is as it was left: all that was ever written was sealed there and
+ * is what the new active node began with. Until that one has sent something it may be the only node that has it.
+ */
+function leftInOrder(v: Pick<View, 'before' | 'epoch'>, node: string, report: VolumeReport): boolean {
+  const { promotion } = v.before;
+  return (
+    promotion?.planned === true &&
+    promotion.epoch === v.epoch &&
+    promotion.from === node &&
+    report.role === 'active' &&
+    report.epoch < v.epoch &&
+    report.generation !== null &&
+    report.generation === promotion.base
+  );
+}
+
 /** A copy as the decision sees it. The node that is active is no copy; one that says that it is active is none yet. */
-function replicasOf(v: Pick<View, 'o' | 'activeNode' | 'epoch'>): FailoverReplica[] {
+function replicasOf(v: Pick<View, 'o' | 'activeNode' | 'epoch' | 'before'>): FailoverReplica[] {
   return v.o.agents.flatMap((agent): FailoverReplica[] => {
     const report = agent.volume;
     if (report === null || agent.reportAgeMs === null) return [];
     // The active node itself only when it knows more than the record does.
     if (agent.node === v.activeNode && report.epoch <= v.epoch) return [];
     const replica = report.role === 'replica';
+    if (leftInOrder(v, agent.node, report)) {
+      const sinceMs = v.o.now - Date.parse(v.before.promotion?.decidedAt ?? '');
+      return [
+        {
+          node: agent.node,
+          generation: report.generation,
+          epoch: report.epoch,
+          state: 'idle',
+          // Nothing was written when it was decided. A clock that jumped back proves nothing.
+          freshAgeMs: sinceMs >= 0 ? sinceMs : null,
+          reportAgeMs: agent.reportAgeMs,
+          reachable: agent.reachable,
+          inUse: agent.mounted === true,
+        },
+      ];
+    }
     return [
       {
         node: agent.node,
@@ -1326,11 +1361,29 @@ function graceLook(v: View): number {
   return since === null ? 1000 : Math.max(250, Math.min(5000, since + v.policy.gracePeriodMs - v.o.now));
 }
 
+/**
+ * The generation that a node begins its epoch with, as far as is known. What it has confirmed counts too: its report of
+ * itself may be older, and copies that are as far would be taken for such that went beyond it.
+ */
+function baseOf(v: View, node: string): string | null {
+  const confirmed = v.o.memory.prepared
+    .filter((one) => one.ok && one.confirmed.includes(node) && one.tag.split(':')[1] === `${v.epoch}`)
+    .map((one) => one.generation);
+  const known = [v.agent(node)?.volume?.generation ?? null, ...confirmed].filter((one) => one !== null);
+  return known.reduce<string | null>(
+    (newest, one) =>
+      newest !== null && compareGenerations(parseGeneration(newest), parseGeneration(one)) >= 0
+        ? newest
+        : one,
+    null,
+  );
+}
+
 function decideAction(v: View, status: SimpleVolumeStatus, decide: NonNullable<Outcome['decide']>): Action {
   const seen = v.o.fence.consent;
   // A consent to an attempt that was never written has moved the replica on; the next one must be above it.
   const epoch = Math.max(v.epoch, seen?.node === decide.to && seen.code === 'EPOCH_OLD' ? seen.seen : 0) + 1;
-  const base = v.agent(decide.to)?.volume?.generation;
+  const base = baseOf(v, decide.to);
   const record: PromotionRecord = {
     epoch,
     from: v.activeNode,
@@ -1339,10 +1392,10 @@ function decideAction(v: View, status: SimpleVolumeStatus, decide: NonNullable<O
     planned: decide.planned,
     decidedAt: stamp(v.o.now),
     done: [],
-    ...(base == null ? {} : { base }),
+    ...(base === null ? {} : { base }),
     ...(decide.leftBehind === undefined ? {} : { leftBehind: shorten(decide.leftBehind, 1000) }),
   };
-  const { promotable } = status;
+  const left = decide.planned && decide.to !== v.activeNode ? [v.activeNode] : [];
   return {
     id: `decide:${epoch}`,
     kind: 'decide',
@@ -1354,12 +1407,7 @@ function decideAction(v: View, status: SimpleVolumeStatus, decide: NonNullable<O
       ...(decide.to === v.activeNode ? {} : { previousActiveNode: v.activeNode }),
       epoch,
       promotion: record,
-      promotable: withoutNode(
-        promotable === undefined
-          ? null
-          : { version: promotable.version, nodes: promotable.nodes, adding: promotable.adding ?? [] },
-        decide.to,
-      ),
+      promotable: decidedSet(status.promotable ?? null, decide.to, left),
     },
     insist: decide.insist,
     released: v.o.fence.released,

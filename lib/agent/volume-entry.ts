@@ -147,6 +147,8 @@ export class VolumeEntry implements VolumeName {
       this.store.setMeta('epoch', Math.max(epoch, this.epoch));
       this.store.setMeta('role', role);
       this.store.deleteMeta(PROMOTING);
+      // What it stepped down from is what it goes on from.
+      if (role === 'active') this.store.deleteMeta(DEMOTED);
       if (watch) this.store.setMeta('watch', watch);
       else this.store.deleteMeta('watch');
     });

@@ -1,12 +1,12 @@
 import fc from 'fast-check';
 import t from 'tap';
 import {
+  decidedSet,
   firstNode,
   type PlacementInput,
   type PlacementNode,
   place,
   promotableStep,
-  withoutNode,
   ZONE,
 } from '../../controller/plan/placement.ts';
 import type { Promotable } from '../../lib/fence/types.ts';
@@ -192,10 +192,10 @@ t.test('a writer that was not leased is told of its lease before anybody may rep
     adding: [],
   });
   t.equal(promotableStep({ version: 9, nodes: ['b'], adding: [] }, ['b'], 'none', 'none', null), null);
-  t.same(withoutNode({ version: 3, nodes: ['b', 'c'], adding: ['d'] }, 'c'), {
+  t.same(decidedSet({ version: 3, nodes: ['b', 'c'], adding: ['d'] }, 'c', ['a']), {
     version: 4,
-    nodes: ['b'],
-    adding: ['d'],
+    nodes: ['a', 'b', 'd'],
+    adding: [],
   });
   t.end();
 });

@@ -393,6 +393,62 @@ t.test(
   },
 );
 
+/** A move from a to b is decided, the last flush just having found more than b's own report says; then b is lost. */
+function targetLost(nodes: string[]): World {
+  const world = atRest(nodes);
+  world.on('a').unschedulable = true;
+  while (world.log.every((id) => !id.startsWith('prepare:last:'))) world.step(100);
+  const says = (node: string, generation: string): void => {
+    const report = world.agents.find((one) => one.node === node)?.volume;
+    if (report) report.generation = generation;
+  };
+  // b has confirmed 1-9; what it says of itself is older
+  says('a', '1-9');
+  for (const node of ['b', 'c']) says(node, '1-8');
+  (world.memory.prepared.at(-1) as { generation: string }).generation = '1-9';
+  while (world.status.epoch === 1) world.step(100);
+  says('c', '1-9');
+  world.kill('b');
+  world.on('a').unschedulable = false;
+  return world;
+}
+
+t.test('the node that a move goes to is lost at once: a copy that is as far is promoted', (t) => {
+  const world = targetLost(['a', 'b', 'c']);
+  t.match(world.status, { activeNode: 'b', epoch: 2, promotion: { from: 'a', base: '1-9' } });
+  world.agent('a').reachable = false; // neither is there who was left
+  world.settle();
+  t.match(world.status, { activeNode: 'c', epoch: 3, phase: 'Degraded', promotion: { planned: false } });
+  t.match(world.pods, [{ node: 'c', phase: 'Running' }]);
+  t.end();
+});
+
+t.test(
+  'the node that a move goes to is lost at once: the node that was left goes on, with everything',
+  (t) => {
+    const world = targetLost(['a', 'b']);
+    t.same(world.status.promotable?.nodes, ['a'], 'b would not write without its word');
+    world.settle();
+    t.match(world.status, { activeNode: 'a', epoch: 3, promotion: { planned: false, base: '1-9' } });
+    t.match(world.pods, [{ node: 'a', phase: 'Running' }]);
+    t.end();
+  },
+);
+
+t.test('a node that was left by a move and is not as it was left is no candidate', (t) => {
+  for (const generation of ['1-8', '1-10', null]) {
+    const world = targetLost(['a', 'b']);
+    (world.agent('a').volume as { generation: string | null }).generation = generation;
+    world.settle();
+    t.match(world.status, { activeNode: 'b', epoch: 2 }, `${generation}`);
+  }
+  const late = targetLost(['a', 'b']);
+  late.now += 600_000;
+  late.settle();
+  t.match(late.status, { activeNode: 'b', epoch: 2 }, 'nor after longer than the allowed staleness');
+  t.end();
+});
+
 t.test('a drained volume goes where the next pod is put, by one move and not by two', (t) => {
   for (const gapMs of [0, 500, 1500]) {
     const world = atRest();
