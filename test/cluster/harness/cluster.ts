@@ -289,17 +289,24 @@ export class Cluster {
   }
 
   /**
-   * Waits for a failover away from a node, or for a move that was decided in the last second before. To be asked right after a power cut: a move may follow, and then its record
-   * is in the place of this one.
+   * Waits for a failover away from a node, or for a move that was decided right before it. To be asked right after a
+   * power cut: a move may follow, and then its record is in the place of this one.
    * @param off ms since 1970, when the node was off
+   * @param since ms since 1970: a move that was decided from then on counts
    * @returns how many seconds before `off` the promoted copy may end, as the decision said: it counts from itself back
    */
-  async failedOver(volume: VolumeRef, node: string, off: number, limitMs = 120_000): Promise<number> {
+  async failedOver(
+    volume: VolumeRef,
+    node: string,
+    off: number,
+    limitMs = 120_000,
+    since = off,
+  ): Promise<number> {
     const record = await this.waitFor(
       `a failover of ${volume.claim} from ${node}`,
       async () => {
         const promotion = (await this.simpleVolume(volume))?.status?.promotion;
-        const late = Date.parse(promotion?.decidedAt) + 1000 > off; // it has whole seconds
+        const late = Date.parse(promotion?.decidedAt) + 1000 > since; // it has whole seconds
         return promotion?.from === node && late && promotion;
       },
       limitMs,
