@@ -41,3 +41,16 @@ t.test('the controller bundle holds of the Kubernetes client what it uses: no mo
   t.notOk(sources.some((one) => /node_modules\/undici\/|client-node\/.*\/models\/V1Pod\./.test(one)));
   t.end();
 });
+
+t.test('no role loads the parts of Node that nobody uses: undici, Web Crypto', async (t) => {
+  const told = `process.on('exit', () => console.error('loaded', process.moduleLoadList.join()))`;
+  const preload = ['--import', `data:text/javascript,${encodeURIComponent(told)}`];
+  for (const role of ['agent', 'controller', 'csi-node']) {
+    const bundle = path.join(root, 'dist', `${role}.js`);
+    t.notMatch(readFileSync(bundle, 'utf8'), /\bfrom\s*"(node:)?(http|crypto)"/, `${role}: by require`);
+    const { stderr } = await run([...preload, bundle, role, '--help']);
+    const loaded = stderr.slice(stderr.indexOf('loaded '));
+    t.match(loaded, /NativeModule https?,/, role);
+    t.notMatch(loaded, /internal\/deps\/undici|internal\/crypto\/webcrypto/, role);
+  }
+});
