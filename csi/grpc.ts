@@ -5,8 +5,7 @@
 import { lstatSync, mkdirSync, unlinkSync } from 'node:fs';
 import { dirname } from 'node:path';
 import {
-  type GrpcObject,
-  loadPackageDefinition,
+  makeGenericClientConstructor,
   Server,
   ServerCredentials,
   type ServerUnaryCall,
@@ -15,27 +14,57 @@ import {
   type sendUnaryData,
   status,
 } from '@grpc/grpc-js';
-import { fromJSON } from '@grpc/proto-loader';
+import type { IConversionOptions, INamespace, Type } from 'protobufjs/light.js';
+import protobuf from 'protobufjs/light.js';
 import type { Logger } from '../lib/core/parts.ts';
 import { CsiError, codeOf } from './errors.ts';
 import tables from './generated/tables.json' with { type: 'json' };
 
-const definitions = loadPackageDefinition(
-  fromJSON(tables as Parameters<typeof fromJSON>[0], {
-    keepCase: true,
-    longs: String,
-    enums: String,
-    defaults: true,
-    oneofs: true,
-  }),
-);
+const root = protobuf.Root.fromJSON(tables as unknown as INamespace);
+/** How messages are told to the services: what the generated types (csi/generated) say. */
+const PLAIN: IConversionOptions = { longs: String, enums: String, defaults: true, oneofs: true };
+
+const encoder =
+  (type: Type) =>
+  (message: object): Buffer =>
+    Buffer.from(type.encode(type.fromObject(message as Record<string, unknown>)).finish());
+const decoder =
+  (type: Type) =>
+  (bytes: Buffer): object =>
+    type.toObject(type.decode(bytes), PLAIN);
+
+/**
+ * Made from the tables by protobufjs itself. @grpc/proto-loader does the same and describes each message once more in
+ * terms of protobuf, which nobody asks for and which stays in memory.
+ */
+function definitionOf(name: string): ServiceDefinition {
+  const service = root.lookupService(name);
+  return Object.fromEntries(
+    service.methodsArray.map((method) => {
+      method.resolve();
+      const { resolvedRequestType: request, resolvedResponseType: response } = method;
+      if (!request || !response)
+        throw new Error(`the messages of ${name}.${method.name} are not in the tables`);
+      return [
+        method.name,
+        {
+          path: `/${name}/${method.name}`,
+          requestStream: false,
+          responseStream: false,
+          requestSerialize: encoder(request),
+          requestDeserialize: decoder(request),
+          responseSerialize: encoder(response),
+          responseDeserialize: decoder(response),
+          originalName: method.name[0]?.toLowerCase() + method.name.slice(1),
+        },
+      ];
+    }),
+  );
+}
 
 /** Constructor of clients of a service such as `csi.v1.Node`; its `service` is the definition. */
-export function clientOf(name: string): ServiceClientConstructor {
-  let at: unknown = definitions;
-  for (const part of name.split('.')) at = (at as GrpcObject)[part];
-  return at as ServiceClientConstructor;
-}
+export const clientOf = (name: string): ServiceClientConstructor =>
+  makeGenericClientConstructor(definitionOf(name), name);
 
 // biome-ignore lint/suspicious/noExplicitAny: each method has its own message; the services' types say which
 type Method = (request: any) => Promise<unknown> | unknown;
@@ -68,7 +97,7 @@ export async function serve(path: string, services: readonly Service[], log: Log
     'grpc.max_concurrent_streams': 64,
   });
   for (const { name, methods } of services) {
-    const definition: ServiceDefinition = clientOf(name).service;
+    const definition = definitionOf(name);
     const handlers = Object.fromEntries(
       Object.keys(definition).map((method) => [method, unary(method, methods[method], log)]),
     );
