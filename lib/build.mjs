@@ -70,6 +70,22 @@ const byRequire = {
   },
 };
 
+/**
+ * What packages ask for at the top of a file and only use in ways that are not used here: prom-client brings the module
+ * `cluster` for metrics of several processes (1.3 MiB), pino threads for transports.
+ */
+const unused = {
+  name: 'unused',
+  setup({ onResolve, onLoad }) {
+    onResolve({ filter: /^(cluster|thread-stream)$/ }, ({ path: name, importer }) =>
+      /\/node_modules\/(prom-client|pino)\//.test(importer) ? { path: name, namespace: 'unused' } : undefined,
+    );
+    onLoad({ filter: /./, namespace: 'unused' }, ({ path: name }) => ({
+      contents: `module.exports = class { constructor() { throw new Error('${name} is not part of this bundle'); } };`,
+    }));
+  },
+};
+
 const common = {
   absWorkingDir: root,
   bundle: true,
@@ -82,7 +98,7 @@ const common = {
   legalComments: 'linked',
   charset: 'ascii', // a single wider character makes the engine keep the whole text with two bytes each
   metafile: true,
-  plugins: [slimKubernetes, byRequire],
+  plugins: [slimKubernetes, byRequire, unused],
   logLevel: 'warning',
   banner: { js: banner },
 };

@@ -35,6 +35,7 @@ export const PACKAGES: readonly SystemPackage[] = [
   { name: 'nftables', program: 'nft', suites: ['cluster'] },
   { name: 'busybox-static', program: 'busybox', suites: ['cluster'] },
   { name: 'iproute2', program: 'ip', suites: ['cluster'] },
+  { name: 'ccache', program: 'ccache', suites: ['native'] },
   { name: 'xfsprogs', program: 'mkfs.xfs', suites: ['native'] },
   { name: 'btrfs-progs', program: 'mkfs.btrfs', suites: ['native', 'csi', 'cluster'] },
 ];

@@ -39,7 +39,7 @@ export const kubeOf = (kubeconfig: string, rate = { perSecond: 1000, burst: 1000
   createKube({ connection: openConnection({ kubeconfig, clock }), clock, rate });
 
 /** Waits for something to become true. @throws Error with `what` when it does not in time */
-export async function until(what: string, check: () => boolean, limitMs = 20_000): Promise<void> {
+export async function until(what: string, check: () => boolean, limitMs = 60_000): Promise<void> {
   const ends = performance.now() + limitMs;
   while (!check()) {
     if (performance.now() > ends) throw new Error(`not within ${limitMs} ms: ${what}`);

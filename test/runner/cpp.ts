@@ -1,7 +1,9 @@
 /** The C++ side of the gate: builds by CMake, GoogleTest runs, line coverage by gcov. */
 import { existsSync, globSync, readFileSync, rmSync } from 'node:fs';
 import path from 'node:path';
+import { cacheFolder } from '../../lib/transfer/rclone-binary.ts';
 import { BUILD_LIMIT_S, CPP_LIMIT_S } from '../config.ts';
+import { programPath } from '../packages.ts';
 import { runProgram } from './process.ts';
 import type { Counts } from './tap.ts';
 
@@ -16,6 +18,24 @@ function failure(note: string, output: string): CppResult {
   return { passed: 0, failed: 1, skipped: 0, notes: [note], output };
 }
 
+/**
+ * What was compiled before, in whatever checkout, is taken from the compiler cache, where there is one: the sanitizers'
+ * builds take ten minutes of two cores. ccache looks at everything that goes into a file, the flags and the compiler too.
+ */
+function compilerCache(root: string): { flags: string[]; env: NodeJS.ProcessEnv } {
+  const ccache = programPath('ccache');
+  if (ccache === null) return { flags: [], env: {} };
+  return {
+    flags: [`-DCMAKE_CXX_COMPILER_LAUNCHER=${ccache}`],
+    env: {
+      CCACHE_DIR: path.join(process.env.SIMPLE_VOLUME_CACHE || cacheFolder(process.env), 'ccache'),
+      CCACHE_BASEDIR: root,
+      CCACHE_NOHASHDIR: '1',
+      CCACHE_MAXSIZE: '1G',
+    },
+  };
+}
+
 /** Configures and builds into build/<folder>; null when it worked. */
 export async function build(
   root: string,
@@ -23,11 +43,13 @@ export async function build(
   flags: readonly string[],
 ): Promise<CppResult | null> {
   const target = path.join(root, 'build', folder);
-  const configure = ['-S', path.join(root, 'native'), '-B', target, '-G', 'Ninja', ...flags];
+  const cache = compilerCache(root);
+  const configure = ['-S', path.join(root, 'native'), '-B', target, '-G', 'Ninja', ...cache.flags, ...flags];
   const configured = await runProgram('cmake', configure, { cwd: root, limitS: 120 });
   if (configured.ending !== null) return failure(`cmake: ${configured.ending}`, configured.all);
   const made = await runProgram('cmake', ['--build', target, '-j', '2'], {
     cwd: root,
+    env: cache.env,
     limitS: BUILD_LIMIT_S,
   });
   return made.ending === null ? null : failure(`build: ${made.ending}`, made.all);

@@ -51,6 +51,6 @@ t.test('no role loads the parts of Node that nobody uses: undici, Web Crypto', a
     const { stderr } = await run([...preload, bundle, role, '--help']);
     const loaded = stderr.slice(stderr.indexOf('loaded '));
     t.match(loaded, /NativeModule https?,/, role);
-    t.notMatch(loaded, /internal\/deps\/undici|internal\/crypto\/webcrypto/, role);
+    t.notMatch(loaded, /internal\/deps\/undici|internal\/crypto\/webcrypto|NativeModule cluster,/, role);
   }
 });

@@ -39,6 +39,7 @@ import { baseImages } from './images.ts';
 import { giveBack, type Instance, take } from './instance.ts';
 import { cleanUp, removeFolder, takeDown } from './leftovers.ts';
 import { ClusterNode, type Cut } from './node.ts';
+import { Reader } from './reader.ts';
 
 export { MONITOR_GRACE_S } from './control-plane.ts';
 export { SHELL_IMAGE } from './images.ts';
@@ -106,6 +107,7 @@ export class Cluster {
   /** scratch folder of everything, removed at the end */
   readonly folder: string;
   readonly control: ControlPlane;
+  private readonly reader: Reader;
   readonly nodes: readonly ClusterNode[];
   /** when all was ready, milliseconds after the start */
   readyMs = 0;
@@ -124,6 +126,7 @@ export class Cluster {
     this.logs = path.join(folder, 'logs');
     mkdirSync(this.logs, { recursive: true });
     this.control = new ControlPlane(instance, folder, this.logs);
+    this.reader = new Reader(this.control.kubeconfig);
     const pause = path.join(folder, 'pause');
     this.nodes = instance.nodes.map(
       (names) => new ClusterNode(names, instance, this.control, folder, this.logs, pause),
@@ -194,6 +197,7 @@ export class Cluster {
 
   /** One object, null when there is none. */
   async get(kind: string, name: string, namespace = 'default'): Promise<KubeObject | null> {
+    if (this.reader.knows(kind)) return this.reader.get(kind, name, namespace);
     const args = ['get', kind, name, '-n', namespace, '-o', 'json', '--ignore-not-found'];
     const text = await this.kubectl(args);
     return text === '' ? null : JSON.parse(text);
@@ -201,6 +205,7 @@ export class Cluster {
 
   /** All objects of a kind in a namespace (null: in all), by label. */
   async list(kind: string, namespace: string | null = 'default', selector = ''): Promise<KubeObject[]> {
+    if (this.reader.knows(kind)) return this.reader.list(kind, namespace, selector);
     const where = namespace === null ? ['-A'] : ['-n', namespace];
     const text = await this.kubectl(['get', kind, ...where, '-l', selector, '-o', 'json']);
     return (JSON.parse(text) as { items: KubeObject[] }).items;
@@ -540,6 +545,7 @@ export class Cluster {
   private takeDown(): void {
     if (this.over) return;
     this.over = true;
+    this.reader.close();
     process.removeListener('exit', this.onExit);
     for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const)
       process.removeListener(signal, this.onSignal);
