@@ -1,6 +1,7 @@
 /** csi-node as a whole: what is kept, who is asked, who is served, and in which order. */
 import { existsSync, mkdirSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
+import { giveBackMemory } from '../lib/agent/garbage.ts';
 import type { Logger } from '../lib/core/parts.ts';
 import { native } from '../lib/native/load.ts';
 import type { CsiNodeConfig } from './config.ts';
@@ -16,6 +17,9 @@ import { NodeService } from './node/node.ts';
 import type { About } from './node/pool-agent.ts';
 import { Records } from './node/records.ts';
 import { registrationService } from './registration.ts';
+
+/** After a start that is over by then. */
+const AT_REST_MS = 15_000;
 
 export interface CsiNode {
   endpoint: string;
@@ -125,5 +129,6 @@ export async function startCsiNode(
   void service
     .learn(stopping.signal, announce)
     .catch((error: Error) => log.error({ err: error }, 'kubelet is not told of the driver'));
+  setTimeout(() => void giveBackMemory(native).catch(() => undefined), AT_REST_MS).unref();
   return { endpoint: config.endpoint, health: health?.port ?? null, stop };
 }

@@ -62,6 +62,7 @@ import { createAuthenticate } from './auth.ts';
 import { bootId, systemClock } from './clock.ts';
 import { type AgentConfig, addressUrl } from './config.ts';
 import { Fencing } from './fencing.ts';
+import { giveBackMemory } from './garbage.ts';
 import { GiveBack } from './give-back.ts';
 import { createLogger } from './logger.ts';
 import { type AgentMetrics, createMetrics } from './metrics.ts';
@@ -165,9 +166,10 @@ export class Agent implements AgentApi {
       },
     });
     this.#memory = new GiveBack({
-      trim: () => native.trimMemory(),
+      trim: () => giveBackMemory(native),
       busy: () => this.#entries().some((e) => e.source?.busy() ?? false),
     });
+    this.#memory.worked(); // so is starting
     this.#offers = new Offers({ native, clock: this.#clock, log: this.#log });
     // One for all volumes: it limits how many rclone processes there are.
     const rate = new Rate(this.#clock, config.pullBytesPerSecond);

@@ -3,7 +3,7 @@
  * uses (8 MiB after a scan of 110,000 entries). Under steady work it happens now and then.
  */
 export interface GiveBackDeps {
-  /** native.trimMemory */
+  /** giveBackMemory */
   trim(): Promise<void>;
   /** Whether something is under way that tells nothing of itself between two looks. */
   busy(): boolean;
