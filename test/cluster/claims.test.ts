@@ -333,7 +333,9 @@ t.test('claims on a real cluster', { skip: noCluster(), timeout: 1_440_000 }, as
       );
       const first = await running(ns, 'first');
       await cluster.sh(first.name, 'echo first > /data/who', ns);
-      await apply(ns, pod('second', 'data', { script: IDLE }));
+      // On the same node: this volume has no copies and cannot follow its next pod.
+      const here = { nodeSelector: { 'kubernetes.io/hostname': first.node } };
+      await apply(ns, pod('second', 'data', { script: IDLE, spec: here }));
       t.comment(await event(ns, 'second', /ReadWriteOncePod/));
       t.equal((await cluster.get('pod', 'second', ns)).status.phase, 'Pending');
       // One that goes past the scheduler is kept out by the driver.
