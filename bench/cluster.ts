@@ -1,5 +1,6 @@
 /** What a user of a real cluster waits for, on three nodes with the chart installed as it comes. */
 import { readdirSync, readFileSync } from 'node:fs';
+import { CLAIMS, PODS } from '../controller/cluster/index.ts';
 import type { KubeObject, Resource } from '../controller/cluster/types.ts';
 import { Cluster, MONITOR_GRACE_S, noCluster, type RunningPod } from '../test/cluster/harness/cluster.ts';
 import {
@@ -15,20 +16,6 @@ import { kubeOf } from '../test/kube/helpers.ts';
 import { type Figure, type Measure, MIB } from './lib/figure.ts';
 import { memoryOf } from './lib/proc.ts';
 import { percentile } from './lib/stats.ts';
-
-interface Created extends KubeObject {
-  kind: string;
-  status?: { phase?: string };
-}
-const core = (plural: string, kind: string): Resource<Created> => ({
-  group: '',
-  version: 'v1',
-  plural,
-  kind,
-  namespaced: true,
-});
-const PODS = core('pods', 'Pod');
-const CLAIMS = core('persistentvolumeclaims', 'PersistentVolumeClaim');
 
 const STARTS = 5;
 const CUTS = 3;
@@ -74,14 +61,13 @@ export const figure: Figure = {
         // Without kubectl, each call of which takes a tenth of a second and one of the two cores.
         const time = async (name: string, ...objects: object[]): Promise<number> => {
           const start = performance.now();
-          for (const one of objects as Created[])
-            await kube.create(one.kind === 'Pod' ? PODS : CLAIMS, {
-              ...one,
-              metadata: { ...one.metadata, namespace: 'default' },
-            });
+          for (const one of objects as (KubeObject & { kind: string })[]) {
+            const kind: Resource = one.kind === PODS.kind ? PODS : CLAIMS;
+            await kube.create(kind, { ...one, metadata: { ...one.metadata, namespace: 'default' } });
+          }
           await cluster.waitFor(
             `${name} runs`,
-            async () => (await kube.find(PODS, { namespace: 'default', name }))?.status?.phase === 'Running',
+            async () => (await cluster.get('pod', name))?.status?.phase === 'Running',
             FAILOVER_MS,
             20,
           );

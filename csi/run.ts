@@ -86,8 +86,10 @@ export async function startCsiNode(
   let registrar: GrpcServer | null = null;
   let registered = config.registrationDir === null;
   let health: Health | null = null;
+  let atRest: NodeJS.Timeout | undefined;
   const stop = async (): Promise<void> => {
     stopping.abort();
+    clearTimeout(atRest);
     await health?.close();
     await Promise.all([...servers, ...(registrar ? [registrar] : [])].map((one) => one.close()));
     await service.stop();
@@ -129,6 +131,6 @@ export async function startCsiNode(
   void service
     .learn(stopping.signal, announce)
     .catch((error: Error) => log.error({ err: error }, 'kubelet is not told of the driver'));
-  setTimeout(() => void giveBackMemory(native).catch(() => undefined), AT_REST_MS).unref();
+  atRest = setTimeout(() => void giveBackMemory(native).catch(() => undefined), AT_REST_MS).unref();
   return { endpoint: config.endpoint, health: health?.port ?? null, stop };
 }

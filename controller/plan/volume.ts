@@ -333,30 +333,17 @@ function replicasOf(v: Pick<View, 'o' | 'activeNode' | 'epoch' | 'before'>): Fai
     if (report === null || agent.reportAgeMs === null) return [];
     // The active node itself only when it knows more than the record does.
     if (agent.node === v.activeNode && report.epoch <= v.epoch) return [];
+    const left = leftInOrder(v, agent.node, report);
+    // Nothing was written when it was decided. A clock that jumped back proves nothing.
+    const sinceMs = left ? v.o.now - Date.parse(v.before.promotion?.decidedAt ?? '') : Number.NaN;
     const replica = report.role === 'replica';
-    if (leftInOrder(v, agent.node, report)) {
-      const sinceMs = v.o.now - Date.parse(v.before.promotion?.decidedAt ?? '');
-      return [
-        {
-          node: agent.node,
-          generation: report.generation,
-          epoch: report.epoch,
-          state: 'idle',
-          // Nothing was written when it was decided. A clock that jumped back proves nothing.
-          freshAgeMs: sinceMs >= 0 ? sinceMs : null,
-          reportAgeMs: agent.reportAgeMs,
-          reachable: agent.reachable,
-          inUse: agent.mounted === true,
-        },
-      ];
-    }
     return [
       {
         node: agent.node,
         generation: report.generation,
         epoch: report.epoch,
-        state: replica ? copyState(report) : 'unknown',
-        freshAgeMs: replica ? report.freshAgeMs : null,
+        state: left ? 'idle' : replica ? copyState(report) : 'unknown',
+        freshAgeMs: replica ? report.freshAgeMs : sinceMs >= 0 ? sinceMs : null,
         reportAgeMs: agent.reportAgeMs,
         reachable: agent.reachable,
         inUse: agent.mounted === true,
@@ -1369,14 +1356,10 @@ function baseOf(v: View, node: string): string | null {
   const confirmed = v.o.memory.prepared
     .filter((one) => one.ok && one.confirmed.includes(node) && one.tag.split(':')[1] === `${v.epoch}`)
     .map((one) => one.generation);
-  const known = [v.agent(node)?.volume?.generation ?? null, ...confirmed].filter((one) => one !== null);
-  return known.reduce<string | null>(
-    (newest, one) =>
-      newest !== null && compareGenerations(parseGeneration(newest), parseGeneration(one)) >= 0
-        ? newest
-        : one,
-    null,
-  );
+  const known = [v.agent(node)?.volume?.generation ?? null, ...confirmed]
+    .filter((one) => one !== null)
+    .sort((a, b) => compareGenerations(parseGeneration(a), parseGeneration(b)));
+  return known.at(-1) ?? null;
 }
 
 function decideAction(v: View, status: SimpleVolumeStatus, decide: NonNullable<Outcome['decide']>): Action {

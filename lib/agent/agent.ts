@@ -29,6 +29,7 @@ import {
 } from '../core/parts.ts';
 import { AGENT_TLS_NAME } from '../core/tls.ts';
 import type { SizeOutcome, WriterLease } from '../fence/types.ts';
+import { filterOf } from '../native/filter.ts';
 import { native } from '../native/load.ts';
 import type { Native, Watcher } from '../native/types.ts';
 import { makeLive } from '../replica/live.ts';
@@ -37,6 +38,7 @@ import { ReplicaVolume } from '../replica/replica-volume.ts';
 import { Beats } from '../source/beats.ts';
 import { Delivery } from '../source/deliver.ts';
 import { firstDifference } from '../source/prove.ts';
+import { removeShadow } from '../source/seal.ts';
 import { SourceVolume } from '../source/source-volume.ts';
 import { type OpenStore, openVolumeStore } from '../store/volume-store.ts';
 import { createGrants, type Grants } from '../transfer/grant.ts';
@@ -432,18 +434,12 @@ export class Agent implements AgentApi {
         puller: this.#puller,
         isActive: () => entry.role === 'active',
         countTrees: this.#config.sizeEnforcement === 'auto',
-        firstDifference: (policy, signal) => {
-          const bytes = (patterns: readonly string[]): Buffer[] => patterns.map((one) => Buffer.from(one));
-          return firstDifference(
-            {
-              native: this.#native,
-              store: entry.store,
-              root: Buffer.from(entry.paths.live),
-              filter: this.#native.compileFilter(bytes(policy.includePaths), bytes(policy.excludePaths)),
-            },
+        firstDifference: (policy, signal) =>
+          firstDifference(
+            { native: this.#native, store: entry.store, root: Buffer.from(entry.paths.live), policy },
             signal,
-          );
-        },
+          ),
+        removeShadow: () => removeShadow(this.#native, entry.paths.shadow),
         poolProblem: () => this.#open?.pool.problem() ?? null,
         onPull: (outcome) => {
           this.#metrics.pulls.inc({ outcome });
@@ -545,12 +541,9 @@ export class Agent implements AgentApi {
   };
 
   async watchStart(request: WatchStart): Promise<SourceStatus> {
-    const { includePaths, excludePaths } = request.policy;
+    const { excludePaths } = request.policy;
     try {
-      this.#native.compileFilter(
-        includePaths.map((p) => Buffer.from(p)),
-        excludePaths.map((p) => Buffer.from(p)),
-      );
+      filterOf(this.#native, request.policy);
     } catch (error) {
       const { pattern, reason, message } = error as Error & { pattern?: string; reason?: string };
       const field =

@@ -1,5 +1,6 @@
 import type { Generation } from './generation.ts';
 import type { Run } from './lists.ts';
+import { pathOf } from './record.ts';
 
 /** One row of a volume's index. `record` carries no chunk list (see chunks). */
 export interface Row {
@@ -65,4 +66,17 @@ export interface VolumeStore extends IndexReader {
   /** Makes everything committed so far durable (fdatasync of the write-ahead log on the addon's threads). */
   durable(): Promise<void>;
   close(): void;
+}
+
+const PAGE = 500;
+
+/** The copy that the rows name is no more: each one's is to be made anew. In a transaction. */
+export async function forgetCopies(store: VolumeStore, breathe: () => Promise<void>): Promise<void> {
+  for (let after: Buffer | null = null; ; ) {
+    const rows: Row[] = store.page(after, PAGE);
+    for (const { record, copyIno } of rows) if (copyIno !== 0n) store.setCopy(pathOf(record), 0n);
+    if (rows.length < PAGE) return;
+    after = Buffer.from(pathOf((rows.at(-1) as Row).record));
+    await breathe();
+  }
 }

@@ -5,19 +5,10 @@
  */
 import { parseGeneration, sameGeneration } from '../core/generation.ts';
 import type { SyncRequest } from '../core/parts.ts';
-import { pathOf } from '../core/record.ts';
-import type { Row } from '../core/store.ts';
+import { forgetCopies } from '../core/store.ts';
 import { ASIDE, DEMOTED, type Demoted, HELD, type Held, requiredPath } from './apply.ts';
 import { crashPoint } from './crash.ts';
 import { checkPlace, policyKey, type SyncDeps } from './sync.ts';
-
-const PAGE = 512;
-
-/** Removes what the active role kept beside the tree. What is offered from here as a copy is left alone. */
-export async function removeShadow({ native, paths }: Pick<SyncDeps, 'native' | 'paths'>): Promise<void> {
-  for (const name of ['current', 'retired', 'slots'])
-    await native.removeTree(Buffer.from(paths.shadow), Buffer.from(name));
-}
 
 /**
  * Makes the tree of a node that handed its volume over to a copy, if the new source went on from just that state and
@@ -68,14 +59,7 @@ export async function takeUp(d: SyncDeps, request: SyncRequest, signal: AbortSig
   };
   crashPoint('replica.handover.proven');
   await store.transaction(async (breathe) => {
-    for (let after: Buffer | null = null; ; ) {
-      const rows: Row[] = store.page(after, PAGE);
-      // It named the file in the shadow; now the tree itself is what is read.
-      for (const { record, copyIno } of rows) if (copyIno !== 0n) store.setCopy(pathOf(record), 0n);
-      if (rows.length < PAGE) break;
-      after = Buffer.from(pathOf((rows.at(-1) as Row).record));
-      await breathe();
-    }
+    await forgetCopies(store, breathe); // those in the shadow; now the tree itself is what is read
     store.setMeta(HELD, held);
     store.deleteMeta(DEMOTED);
   });

@@ -34,7 +34,7 @@ import { type Aside, type Backup, listBackups, moveAside, removeBackup } from '.
 import type { Verified } from './fetch.ts';
 import { Freshness, type SavedFreshness } from './freshness.ts';
 import { FullRuns, type FullSyncRun } from './full-runs.ts';
-import { removeShadow, takeUp } from './handover.ts';
+import { takeUp } from './handover.ts';
 import { mountsOf as mountsHere } from './mounts.ts';
 import { NameCheck, type tryName } from './names.ts';
 import { Drift } from './plan.ts';
@@ -65,6 +65,8 @@ export interface ReplicaOptions {
   countTrees?: boolean;
   /** the first path at which the live tree is not what the index says, contents read; null: nowhere */
   firstDifference(policy: ReplicaPolicy, signal: AbortSignal): Promise<string | null>;
+  /** removes what the active role kept beside the tree; what is offered from here as a copy stays */
+  removeShadow(): Promise<void>;
   tryName?: typeof tryName;
 }
 
@@ -143,6 +145,7 @@ export class ReplicaVolume implements ServedVolume {
       floorBytes: this.#limits.floorBytes,
       countTrees: o.countTrees ?? true,
       firstDifference: o.firstDifference,
+      removeShadow: o.removeShadow,
     };
   }
 
@@ -416,7 +419,7 @@ export class ReplicaVolume implements ServedVolume {
       await this.#giveUpJournal();
     }
     if (this.#store.meta(DEMOTED)) {
-      await removeShadow(this.#d);
+      await this.#d.removeShadow();
       this.#state = 'verifying';
       if (await takeUp(this.#d, request, signal)) this.#reload();
     }

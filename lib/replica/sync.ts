@@ -24,6 +24,7 @@ import type {
 import type { ReplicaPolicy } from '../core/policy.ts';
 
 import type { VolumeStore } from '../core/store.ts';
+import { filterOf } from '../native/filter.ts';
 import type { Native } from '../native/types.ts';
 import {
   type ApplyDeps,
@@ -62,6 +63,8 @@ export interface SyncDeps {
   countTrees: boolean;
   /** the first path at which the live tree is not what the index says, contents read; null: nowhere */
   firstDifference(policy: ReplicaPolicy, signal: AbortSignal): Promise<string | null>;
+  /** removes what the active role kept beside the tree; what is offered from here as a copy stays */
+  removeShadow(): Promise<void>;
 }
 
 export interface Attempt {
@@ -235,10 +238,7 @@ async function pull(d: SyncDeps, a: Attempt, offer: Offer, held: Held | null): P
     for (const folder of [incoming, join(incoming, 'slots')])
       await native.joinTree(Buffer.from(folder), Buffer.from(live));
     const disk = new NativeDisk(native, Buffer.from(live));
-    const filter = native.compileFilter(
-      request.policy.includePaths.map((p) => Buffer.from(p)),
-      request.policy.excludePaths.map((p) => Buffer.from(p)),
-    );
+    const filter = filterOf(native, request.policy);
     plan = new Plan({
       folder: incoming,
       index: store,

@@ -1,10 +1,10 @@
 /** The two ways through a volume that feed a plan: the whole of it, or what a difference names. */
 import { setImmediate as nextTurn } from 'node:timers/promises';
-import { SimpleVolumeError } from '../core/errors.ts';
-import { decodeStageResults, encodePaths, encodeStageItems, StageStatus } from '../core/lists.ts';
+import { encodePaths } from '../core/lists.ts';
 import type { ManifestReader } from '../core/manifest.ts';
 import { EMPTY, Kind, kindOf, pathOf, recordsIn, sizeOf } from '../core/record.ts';
 import type { IndexReader, Row } from '../core/store.ts';
+import { hashFiles } from '../native/hash-files.ts';
 import type { Filter, Native } from '../native/types.ts';
 import type { Have } from './content.ts';
 import { parentOf } from './directories.ts';
@@ -64,25 +64,9 @@ export class NativeDisk implements DiskReader {
     return [...recordsIn(all)].map((r) => (kindOf(r) === Kind.absent ? null : r));
   }
 
-  /** Reads files: complete records with hash, chunks and attributes. null: it is not there or would not hold still. */
-  async hashAll(paths: Buffer[]): Promise<(Buffer | null)[]> {
-    const out = await this.#native.stage(
-      { root: this.root, slots: EMPTY, base: null, hashOnly: true },
-      encodeStageItems(paths.map((path, id) => ({ id, slot: 0, patch: false, path }))),
-    );
-    const result: (Buffer | null)[] = paths.map(() => null);
-    for (const r of decodeStageResults(out)) {
-      if (r.status === StageStatus.ok) result[r.id] = r.record;
-      else if (r.status === StageStatus.busy)
-        throw new SimpleVolumeError(
-          'CONTENT_CHANGED',
-          'somebody writes to the replica while it is compared',
-          {
-            path: String(paths[r.id]),
-          },
-        );
-    }
-    return result;
+  /** As hashFiles. */
+  hashAll(paths: readonly Buffer[]): Promise<(Buffer | null)[]> {
+    return hashFiles(this.#native, this.root, paths);
   }
 }
 

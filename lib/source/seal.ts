@@ -32,6 +32,12 @@ export const shadowPaths = (home: string): ShadowPaths => ({
   out: join(home, 'outcome'),
 });
 
+/** Removes what is kept of the copy below `home`, once the active role is over. Offers below it are left alone. */
+export async function removeShadow(native: Pick<Native, 'removeTree'>, home: string): Promise<void> {
+  for (const name of ['current', 'retired', 'slots'])
+    await native.removeTree(Buffer.from(home), Buffer.from(name));
+}
+
 interface Journal {
   /** 1: files are being taken aside; 2: everything else */
   phase: 1 | 2;

@@ -17,8 +17,8 @@ import type {
   VolumePaths,
 } from '../core/parts.ts';
 import { DEFAULT_POLICY, type VolumePolicy } from '../core/policy.ts';
-import { pathOf } from '../core/record.ts';
-import type { VolumeStore } from '../core/store.ts';
+import { forgetCopies, type VolumeStore } from '../core/store.ts';
+import { filterOf } from '../native/filter.ts';
 import type { Filter, Native, NativeError, Watcher } from '../native/types.ts';
 import { Batch } from './batch.ts';
 import { isMassDelete } from './classify.ts';
@@ -209,9 +209,8 @@ export class SourceVolume implements ServedVolume {
       throw new SimpleVolumeError('EPOCH_OLD', `epoch ${epoch} is over: this node has seen epoch ${seen}`, {
         field: 'epoch',
       });
-    const bytes = (patterns: string[]): Buffer[] => patterns.map((p) => Buffer.from(p));
     try {
-      this.#filter = this.#native.compileFilter(bytes(policy.includePaths), bytes(policy.excludePaths));
+      this.#filter = filterOf(this.#native, policy);
     } catch (error) {
       if ((error as NativeError).code !== 'PATTERN_INVALID') throw error;
       throw new SimpleVolumeError('PATTERN_INVALID', (error as Error).message, { cause: error });
@@ -289,13 +288,7 @@ export class SourceVolume implements ServedVolume {
     };
     const store = this.#store;
     await store.transaction(async (breathe) => {
-      for (let after: Buffer | null = null; ; ) {
-        const rows = store.page(after, 500);
-        for (const { record, copyIno } of rows) if (copyIno !== 0n) store.setCopy(pathOf(record), 0n);
-        if (rows.length < 500) break;
-        after = Buffer.from(pathOf((rows.at(-1) as { record: Buffer }).record));
-        await breathe();
-      }
+      await forgetCopies(store, breathe);
       store.setMeta(COPIES, copies);
     });
     this.#copies = copies;

@@ -1,5 +1,4 @@
 /** A node that gave its volume away in good order: its tree is proven and stays. What cannot be proven goes to the backups. */
-import { spawnSync } from 'node:child_process';
 import fs from 'node:fs';
 import os from 'node:os';
 import path from 'node:path';
@@ -8,12 +7,7 @@ import { linkGroupOf, pathOf, withFields } from '../../lib/core/record.ts';
 import { native } from '../../lib/native/load.ts';
 import { withIdentity } from '../../lib/replica/content.ts';
 import { NativeDisk } from '../../lib/replica/walk.ts';
-import { indexFaults, pathsOf, picture, settled, until, type World, world } from './support.ts';
-
-const put = (root: string, name: string, data: string | Buffer): void => {
-  fs.mkdirSync(path.dirname(path.join(root, name)), { recursive: true });
-  fs.writeFileSync(path.join(root, name), data);
-};
+import { diesAt, indexFaults, pathsOf, picture, put, settled, until, type World, world } from './support.ts';
 
 /** A node that was active in epoch 1, and as `generation` gave the volume away to one that is in epoch 2. */
 async function left(w: World, generation: string | null = '1-1'): Promise<void> {
@@ -185,10 +179,7 @@ t.test('a crash before or after the proof is written down ends in the same state
     const first = await world({ folder });
     await left(first);
     first.store.close();
-    const died = spawnSync(process.execPath, [path.join(import.meta.dirname, 'aside-child.ts'), folder], {
-      env: { ...process.env, SIMPLE_VOLUME_CRASH_AT: at },
-      encoding: 'utf8',
-    });
+    const died = diesAt(at, folder);
     t.equal(died.signal, 'SIGKILL', `${at} ${died.stderr}`);
     const w = await world({ folder });
     t.equal(w.replica.status().generation, at === 'replica.handover.proven' ? null : '1-1');

@@ -1,14 +1,8 @@
-import { spawnSync } from 'node:child_process';
 import fs from 'node:fs';
 import os from 'node:os';
 import path from 'node:path';
 import t from 'tap';
-import { indexFaults, picture, settled, until, type World, world } from './support.ts';
-
-const put = (root: string, name: string, data: string | Buffer): void => {
-  fs.mkdirSync(path.dirname(path.join(root, name)), { recursive: true });
-  fs.writeFileSync(path.join(root, name), data);
-};
+import { diesAt, indexFaults, picture, put, settled, until, type World, world } from './support.ts';
 
 /** A node that was active in epoch 1 and wrote what nobody got; meanwhile epoch 2 went on from 1-1. */
 async function returned(w: World): Promise<void> {
@@ -157,10 +151,7 @@ t.test('A22: a crash around the move to the backups makes no second one', async 
     await first.store.transaction(() => first.store.setMeta('demoted', { epoch: 1 }));
     await first.replica.stop();
     first.store.close();
-    const died = spawnSync(process.execPath, [path.join(import.meta.dirname, 'aside-child.ts'), folder], {
-      env: { ...process.env, SIMPLE_VOLUME_CRASH_AT: at },
-      encoding: 'utf8',
-    });
+    const died = diesAt(at, folder);
     t.equal(died.signal, 'SIGKILL', `${at} ${died.stderr}`);
     const w = await world({ folder });
     t.equal(w.replica.generation(), null);

@@ -5,12 +5,7 @@ import { parseGeneration } from '../../lib/core/generation.ts';
 import { Kind, kindOf, pathOf } from '../../lib/core/record.ts';
 import { native } from '../../lib/native/load.ts';
 import type { Native } from '../../lib/native/types.ts';
-import { picture, settled, until, world } from './support.ts';
-
-const put = (root: string, name: string, data: string | Buffer): void => {
-  fs.mkdirSync(path.dirname(path.join(root, name)), { recursive: true });
-  fs.writeFileSync(path.join(root, name), data);
-};
+import { picture, put, settled, until, world } from './support.ts';
 
 t.test('A29: freshness only moves forward, and only with what is held', async (t) => {
   const w = await world();

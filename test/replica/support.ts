@@ -1,4 +1,5 @@
 /** A source that serves a folder, and a replica with a real store and the real addon, for the tests of lib/replica. */
+import { spawnSync } from 'node:child_process';
 import fs from 'node:fs';
 import os from 'node:os';
 import path from 'node:path';
@@ -49,6 +50,7 @@ import { native } from '../../lib/native/load.ts';
 import type { Native } from '../../lib/native/types.ts';
 import { type ReplicaOptions, ReplicaVolume } from '../../lib/replica/replica-volume.ts';
 import { firstDifference } from '../../lib/source/prove.ts';
+import { removeShadow } from '../../lib/source/seal.ts';
 import { type OpenStore, openVolumeStore } from '../../lib/store/volume-store.ts';
 
 export const NAME = { namespace: 'games', volume: 'world' };
@@ -450,11 +452,9 @@ export async function world(
       log,
       bootId: 'boot-1',
       mountsOf: () => [],
-      firstDifference: (policy, signal) => {
-        const bytes = (patterns: readonly string[]): Buffer[] => patterns.map((one) => Buffer.from(one));
-        const filter = native.compileFilter(bytes(policy.includePaths), bytes(policy.excludePaths));
-        return firstDifference({ native, store, root: Buffer.from(paths.live), filter }, signal);
-      },
+      firstDifference: (policy, signal) =>
+        firstDifference({ native, store, root: Buffer.from(paths.live), policy }, signal),
+      removeShadow: () => removeShadow(native, paths.shadow),
       ...options,
       ...more,
       limits: { floorBytes: 0, retryMinMs: 5, retryMaxMs: 20, ...options.limits, ...more.limits },
@@ -570,3 +570,16 @@ export async function indexFaults(w: World): Promise<string[]> {
   }
   return faults;
 }
+
+/** Writes a file, and the directories above it. */
+export function put(root: string, name: string, data: string | Buffer): void {
+  fs.mkdirSync(path.dirname(path.join(root, name)), { recursive: true });
+  fs.writeFileSync(path.join(root, name), data);
+}
+
+/** A returning node over this folder dies at the named place. Gives what was written to standard error, and the signal. */
+export const diesAt = (at: string, folder: string): { signal: string | null; stderr: string } =>
+  spawnSync(process.execPath, [path.join(import.meta.dirname, 'aside-child.ts'), folder], {
+    env: { ...process.env, SIMPLE_VOLUME_CRASH_AT: at },
+    encoding: 'utf8',
+  });

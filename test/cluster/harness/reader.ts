@@ -4,11 +4,9 @@
  */
 import {
   CLAIMS,
-  createKube,
   EVENTS,
   LEASES,
   NODES,
-  openConnection,
   PODS,
   SECRETS,
   SIMPLE_VOLUMES,
@@ -16,7 +14,7 @@ import {
   VOLUMES,
 } from '../../../controller/cluster/index.ts';
 import type { Kube, Resource } from '../../../controller/cluster/types.ts';
-import { clock } from '../../kube/helpers.ts';
+import { kubeOf } from '../../kube/helpers.ts';
 
 // biome-ignore lint/suspicious/noExplicitAny: as the API gives it
 export type Read = any;
@@ -52,12 +50,7 @@ export class Reader {
   }
 
   private ask(kind: string): { kube: Kube; resource: Resource<Read> } {
-    const { kubeconfig } = this;
-    this.kube ??= createKube({
-      connection: openConnection({ kubeconfig, clock }),
-      clock,
-      rate: { perSecond: 1000, burst: 1000 },
-    });
+    this.kube ??= kubeOf(this.kubeconfig);
     return { kube: this.kube, resource: KINDS[kind] as Resource<Read> };
   }
 
