@@ -120,6 +120,7 @@ t.test('a generation that the new source did not go on from is none to stay at',
     [2, 1],
   ];
   await goOn(w);
+  t.notOk(w.log.lines.some(({ text }) => text === 'the tree that was handed over is a copy now'));
   t.equal((await w.replica.backups()).length, 1);
 });
 
